@@ -1,0 +1,1 @@
+"""HybridEP runtime: train Mixture-of-Experts models across datacenters joined by slow links."""

@@ -1,0 +1,54 @@
+"""Every setting of a run, its default and its bounds, in one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridep_rt.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds. The order heartbeat < silence < operation is checked, so that the nearest cause is reported first.
+
+    `rendezvous_s`: until all coordinators and workers have met. `handshake_s`: one connection's handshake.
+    `heartbeat_s`: a quiet link sends a heartbeat this often. `silence_s`: a link that is quiet for so long is lost.
+    `operation_s`: one wait for one peer inside a training step. `goodbye_s`: for an orderly end.
+    """
+
+    rendezvous_s: float = 120.0
+    handshake_s: float = 10.0
+    heartbeat_s: float = 1.0
+    silence_s: float = 10.0
+    operation_s: float = 300.0
+    goodbye_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"timeouts: {name} must be above 0, not {getattr(self, name)}")
+        if not self.heartbeat_s < self.silence_s < self.operation_s:
+            raise ConfigError(
+                "timeouts must be in the order heartbeat_s < silence_s < operation_s, "
+                f"not {self.heartbeat_s} < {self.silence_s} < {self.operation_s}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds that hold whatever a peer sends.
+
+    `message_bytes`: one message. `metadata_bytes`: its header's metadata. `chunk_s`: a message is cut into chunks of
+    this many seconds of the link's rate, and between two chunks a more urgent message may pass.
+    `chunk_min_bytes`/`chunk_max_bytes` bound the chunk at very slow and very fast links.
+    """
+
+    message_bytes: int = 1 << 31
+    metadata_bytes: int = 1 << 16
+    chunk_s: float = 0.005
+    chunk_min_bytes: int = 16 << 10
+    chunk_max_bytes: int = 4 << 20
+
+    def chunk_bytes(self, bandwidth_bytes_per_s: float) -> int:
+        """Size of one chunk on a link of that rate, in bytes."""
+        return int(min(max(bandwidth_bytes_per_s * self.chunk_s, self.chunk_min_bytes), self.chunk_max_bytes))

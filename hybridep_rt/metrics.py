@@ -1,0 +1,57 @@
+"""Counters of one process: bytes by destination and class, waits by layer and peer."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Totals since the start. `minus` gives what happened between two of them."""
+
+    sent_bytes: dict[tuple[int, int], int]
+    """(destination DC, traffic class) -> bytes, payload and header metadata, WAN only."""
+    sent_messages: dict[tuple[int, int], int]
+    waited_s: dict[tuple[int, int, str], float]
+    """(layer or -1, peer's DC, channel) -> seconds the training thread waited."""
+
+    def minus(self, earlier: Snapshot) -> Snapshot:
+        """What came between `earlier` and this snapshot; entries that did not change are left out."""
+        return Snapshot(
+            sent_bytes=_difference(self.sent_bytes, earlier.sent_bytes),
+            sent_messages=_difference(self.sent_messages, earlier.sent_messages),
+            waited_s=_difference(self.waited_s, earlier.waited_s),
+        )
+
+
+class Metrics:
+    """Thread-safe counters; the runtime's threads add, anyone takes a snapshot."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sent_bytes: Counter[tuple[int, int]] = Counter()
+        self._sent_messages: Counter[tuple[int, int]] = Counter()
+        self._waited_s: Counter[tuple[int, int, str]] = Counter()
+
+    def sent(self, dc: int, traffic: int, nbytes: int) -> None:
+        """One message of `nbytes` went to another DC."""
+        with self._lock:
+            self._sent_bytes[dc, traffic] += nbytes
+            self._sent_messages[dc, traffic] += 1
+
+    def waited(self, layer: int, dc: int, channel: str, seconds: float) -> None:
+        """The training thread waited for a message of `channel` from a worker of `dc`."""
+        with self._lock:
+            self._waited_s[layer, dc, channel] += seconds  # type: ignore[assignment]
+
+    def snapshot(self) -> Snapshot:
+        """A consistent copy of all totals."""
+        with self._lock:
+            return Snapshot(dict(self._sent_bytes), dict(self._sent_messages), dict(self._waited_s))
+
+
+def _difference(later: dict[Any, Any], earlier: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: value - earlier.get(key, 0) for key, value in later.items() if value != earlier.get(key, 0)}

@@ -1,0 +1,1 @@
+"""The torch face: router, expert computation, dispatch and combine, the MoE layer."""

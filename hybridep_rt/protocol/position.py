@@ -1,0 +1,48 @@
+"""Where a worker is in the training loop. Every exchange carries it: workers that diverge are told, not hung."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Phase(IntEnum):
+    """What an exchange is for."""
+
+    DISPATCH = 1
+    COMBINE = 2
+    DISPATCH_GRADIENT = 3
+    COMBINE_GRADIENT = 4
+    EXPERTS = 5
+    GRADIENT_RETURN = 6
+    ALL_REDUCE = 7
+    BARRIER = 8
+    ATTACH = 9
+    MAILBOX = 10
+    SHUTDOWN = 11
+
+
+class Position(NamedTuple):
+    """`step` counts optimizer steps, `micro_batch` the forwards since then; `layer` and `chunk` are -1 outside a layer.
+
+    `training` tells a forward under grad from one under no_grad.
+    """
+
+    step: int
+    micro_batch: int
+    layer: int
+    phase: Phase
+    chunk: int = -1
+    training: bool = True
+
+    def describe(self) -> str:
+        """One readable phrase for error messages."""
+        parts = [f"step {self.step}", f"micro-batch {self.micro_batch}"]
+        if self.layer >= 0:
+            parts.append(f"layer {self.layer}")
+        parts.append(self.phase.name.lower().replace("_", " "))
+        if self.chunk >= 0:
+            parts.append(f"chunk {self.chunk}")
+        if not self.training:
+            parts.append("under no_grad")
+        return ", ".join(parts)

@@ -1,0 +1,70 @@
+"""The two seams through which training code reaches other processes.
+
+`SiteGroup` works inside a DC and carries tensors, `WanPort` between DCs and carries bytes. Each has a real
+implementation and an in-memory double, so that a whole multi-DC run fits in one test process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from hybridep_rt.protocol.address import Address
+from hybridep_rt.protocol.messages import Message, Payload, Traffic
+from hybridep_rt.protocol.position import Position
+
+if TYPE_CHECKING:
+    import torch
+
+    Parcel = Sequence[torch.Tensor]
+    """Tensors for one destination; every destination's parcel has the same dtypes and trailing dimensions."""
+
+
+class SiteGroup(Protocol):
+    """The workers of one DC. A collective: every worker calls it in the same order, with the same position."""
+
+    index: int
+    size: int
+
+    def exchange(self, position: Position, parcels: Sequence[Parcel]) -> list[list[torch.Tensor]]:
+        """Give `parcels[i]` to worker i; return what worker i gave to this one, for each i in order.
+
+        The number of rows (first dimension) of each tensor may differ per destination and may be 0: it travels with
+        the data. What a worker gives to itself is passed through without a copy.
+
+        Raises PositionMismatch where workers are at different places, DeadlineExceeded, PeerLost.
+        """
+
+
+class WanPort(Protocol):
+    """Messages to and from any worker of any DC, through the coordinators."""
+
+    address: Address
+
+    def send(
+        self,
+        to: Address,
+        channel: str,
+        position: Position,
+        payload: Payload,
+        *,
+        traffic: Traffic,
+        counts: Sequence[int] = (),
+        urgency: int = 0,
+    ) -> None:
+        """Queue one message and return. The buffers must not change until the step is over.
+
+        Messages of one (source, destination, channel) arrive once and in order. Within a class of traffic, a lower
+        `urgency` goes first on a link.
+
+        Raises PeerLost once any process of the job is known to be gone.
+        """
+
+    def receive(self, source: Address, channel: str, position: Position) -> Message:
+        """Wait for the next message of `channel` from `source`, which has to carry `position`.
+
+        Raises PositionMismatch (and names both), DeadlineExceeded, PeerLost.
+        """
+
+    def close(self) -> None:
+        """Say goodbye, send what is queued, free the threads. Idempotent."""

@@ -1,0 +1,1 @@
+"""How a job starts: the command line, the mpirun command, the per-rank entry."""

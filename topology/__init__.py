@@ -1,0 +1,1 @@
+"""Where things are: datacenters, nodes, GPUs and the links between them. Pure data and pure functions."""
