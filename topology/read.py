@@ -1,0 +1,77 @@
+"""YAML -> Topology.
+
+A file has one of two forms. The short one is symmetric, with levels from the outside in:
+
+    cluster: demo
+    levels:
+      - {name: dc,   count: 2, bandwidth: 100 Mbit/s, latency: 40 ms}     # datacenters "a" and "b"
+      - {name: node, count: 2, bandwidth: 10 GB/s,    latency: 20 us}
+      - {name: gpu,  count: 4, bandwidth: 300 GB/s}
+
+`latency` is the round-trip time, at every level; it must be given at the first, where `jitter`, `loss` and `queue` may
+be given too. Everything runs on this machine unless `hosts` ({a: ADDRESS or [ADDRESS, ...]}) says otherwise. `wan` and
+`listen` ({a: "host:port"}) are as below.
+
+The explicit form names its datacenters, which may be uneven, and the link of every ordered pair:
+
+    cluster: demo
+    datacenters:
+      lyon: {workers: 4, wan: "lyon.example.org:7000", listen: "10.0.0.5:7000", uplink: 1 Gbit/s, downlink: 2 Gbit/s}
+      bonn: {hosts: [{address: 10.1.0.1, workers: 4}, {address: 10.1.0.2, workers: 2}], wan: "bonn.example.org:7000"}
+    links:
+      lyon -> bonn: {bandwidth: 200 Mbit/s, rtt: 40 ms, jitter: 2 ms, loss: 0.1 %, queue: 64 KiB}
+      bonn -> lyon: {bandwidth: 100 Mbit/s, rtt: 40 ms}
+      # or both at once: lyon <-> bonn: {bandwidth: {up: 200 Mbit/s, down: 100 Mbit/s}, rtt: 40 ms}
+      # or as a list:    - {from: lyon, to: bonn, bandwidth: 200 Mbit/s, rtt: 40 ms}
+    defaults:
+      link: {bandwidth: 100 Mbit/s, rtt: 40 ms}              # for pairs, and for keys, that `links` leave out
+      datacenter: {node_bandwidth: 10 GB/s, worker_bandwidth: 300 GB/s}   # between hosts, and inside a host
+
+`wan` is where peers reach a DC's coordinator; `listen` where it binds, if that differs (NAT). `uplink` and `downlink`
+bound a DC's sum over all peers. Both forms know `emulate: true` (coordinators emulate each link's rate and delay) and
+`insecure: true` (no TLS between coordinators). If all DCs and hosts are alike, the explicit form is symmetric too.
+Every quantity has a unit. Unknown keys are errors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from topology import read_levels, read_sites
+from topology.document import FILE_BYTES_MAX, read
+from topology.errors import TopologyError
+from topology.model import Topology
+
+
+def load(path: str | Path) -> Topology:
+    """Read a topology file. Raises TopologyError: one line with file, line, key path, what was found and allowed."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise TopologyError(f"{path}: can't read the file: {error.strerror}") from None
+    try:
+        text = data[:FILE_BYTES_MAX].decode()
+    except UnicodeDecodeError as error:
+        raise TopologyError(f"{path}: not UTF-8 text at byte {error.start}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise TopologyError(f"{path}: the file is larger than {FILE_BYTES_MAX >> 20} MiB")
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str = "<text>") -> Topology:
+    """Read a topology from text; `source` names it in errors. Raises TopologyError like `load`."""
+    document = read(text, source)
+    names = {str(key.node.value) for key, _ in document.entries("a mapping that starts with 'cluster: NAME'")}
+    if ("levels" in names) == ("datacenters" in names):
+        raise document.error("needs either 'levels' (symmetric) or 'datacenters' (explicit), and not both")
+    form = read_levels if "levels" in names else read_sites
+    fields = document.fields(form.KEYS, ("cluster",))
+    reader = read_levels.read_levels if "levels" in names else read_sites.read_sites
+    return reader(
+        fields,
+        cluster=fields["cluster"].name(),
+        emulate="emulate" in fields and fields["emulate"].flag(),
+        insecure="insecure" in fields and fields["insecure"].flag(),
+        source=source,
+    )
