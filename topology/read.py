@@ -35,32 +35,16 @@ Every quantity has a unit. Unknown keys are errors.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from topology import read_levels, read_sites
-from topology.document import FILE_BYTES_MAX, read
-from topology.errors import TopologyError
+from topology.document import read
 from topology.model import Topology
 
 
-def load(path: str | Path) -> Topology:
-    """Read a topology file. Raises TopologyError: one line with file, line, key path, what was found and allowed."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise TopologyError(f"{path}: can't read the file: {error.strerror}") from None
-    try:
-        text = data[:FILE_BYTES_MAX].decode()
-    except UnicodeDecodeError as error:
-        raise TopologyError(f"{path}: not UTF-8 text at byte {error.start}") from None
-    if len(data) > FILE_BYTES_MAX:
-        raise TopologyError(f"{path}: the file is larger than {FILE_BYTES_MAX >> 20} MiB")
-    return parse(text, str(path))
-
-
 def parse(text: str, source: str = "<text>") -> Topology:
-    """Read a topology from text; `source` names it in errors. Raises TopologyError like `load`."""
+    """Read a topology from text; `source` names it in errors.
+
+    Raises TopologyError: one line with source, line, key path, what was found and what is allowed.
+    """
     document = read(text, source)
     names = {str(key.node.value) for key, _ in document.entries("a mapping that starts with 'cluster: NAME'")}
     if ("levels" in names) == ("datacenters" in names):
