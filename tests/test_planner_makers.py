@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from hybridep_rt.errors import PlanError
 from hybridep_rt.planner.makers import block_homes, divisors, domains, plain_ep, replicate_all, subscribe
 from hybridep_rt.planner.plan import LayerPlan, Layout
+from topology.domains import Domains
+from topology.location import Tree
 
 layouts = st.lists(st.integers(1, 4), min_size=1, max_size=5).map(lambda counts: Layout(tuple(counts)))
 experts = st.integers(1, 17)
@@ -129,15 +131,36 @@ def test_any_holders_get_executable_routes(layout: Layout, count: int, data: st.
         assert all(plan.serve[holder][expert] == holder for holder in holders)
 
 
+@given(trees(), experts)
+def test_tables_are_the_rule_of_the_topology(tree: tuple[tuple[int, ...], tuple[int, ...]], count: int) -> None:
+    scaling, sizes = tree
+    layout = even_layout(scaling)
+    assert_tables_follow(domains(layout, count, sizes, scaling), layout, Domains(Tree.symmetric(scaling), sizes))
+
+
+@given(layouts, experts, st.data())
+def test_uneven_tables_are_the_rule_of_the_topology(layout: Layout, count: int, data: st.DataObject) -> None:
+    size = data.draw(st.sampled_from(divisors(layout.dcs)))
+    rule = Domains(Tree(layout.workers_per_dc, None), (size,))
+    assert_tables_follow(domains(layout, count, (size,)), layout, rule)
+
+
+def assert_tables_follow(plan: LayerPlan, layout: Layout, rule: Domains) -> None:
+    for expert, home in enumerate(plan.home):
+        assert plan.holders[expert] == rule.holders(home)
+        for worker in range(layout.workers):
+            assert path(plan, layout, worker, expert)[2] == rule.route(worker, home)
+
+
 @pytest.mark.parametrize(
     ("sizes", "scaling", "says"),
     [
-        ((3,), None, r"one of \(1, 2, 4\), not 3"),
-        ((2, 2), None, "level 0 only"),
-        ((2, 3), (4, 2), r"level 1 must be one of \(1, 2\), not 3"),
-        ((2, 1, 1), (4, 2), "1 to 2 sizes"),
+        ((3,), None, "size 3 is not possible at level 0, allowed: 1, 2, 4"),
+        ((2, 2), None, "only level 0 has domains"),
+        ((2, 3), (4, 2), "size 3 is not possible at level 1, allowed: 1, 2"),
+        ((2, 1, 1), (4, 2), "allowed: 1 to 2"),
         ((), (4, 2), "found 0"),
-        ((0,), (4, 2), "not 0"),
+        ((0,), (4, 2), "size 0 is not possible"),
         ((2,), (4, 3), "don't describe"),
     ],
 )

@@ -3,6 +3,9 @@
 A token at worker m of DC d for expert e goes to DC `route[d][e]`. If that is another DC it lands there at local index
 `m_local mod W`, and is computed by `serve[landing worker][e]`. In a symmetric tree the two tables together follow the
 rule t_l = floor(home_l / S_l) * S_l + (m_l mod S_l) at every level l: at most one hop per level, level 0 first.
+
+The rule is `topology.domains`'; it answers for one pair of workers, so the tables here are made by arithmetic on whole
+columns, and the tests hold the two equal.
 """
 
 from __future__ import annotations
@@ -10,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from hybridep_rt.errors import PlanError
+from hybridep_rt.errors import PlanError, TopologyError
 from hybridep_rt.planner.plan import LayerPlan, Layout
+from topology.domains import Domains
+from topology.location import Tree
 
 
 def block_homes(num_experts: int, layout: Layout) -> tuple[int, ...]:
@@ -60,9 +65,9 @@ def domains(
     Raises PlanError where a size doesn't divide its level, or the tree has no such level.
     """
     home = _homes(layout, num_experts, homes)
-    levels = _tree(layout, scaling)
-    full = complete_sizes(sizes, levels if levels is not None else (layout.dcs,))
-    inner = None if levels is None or all(size == 1 for size in full[1:]) else (levels[1:], full[1:])
+    tree = _tree(layout, scaling)
+    full = complete_sizes(tree, sizes)
+    inner = None if tree.scaling is None else (tree.scaling[1:], full[1:])
     spots = [layout.locate(worker) for worker in home]
     servers = [_servers(layout, spot, full[0], inner) for spot in spots]
     return LayerPlan(
@@ -101,16 +106,12 @@ def subscribe(layout: Layout, home: Sequence[int], holders: Sequence[Sequence[in
     )
 
 
-def complete_sizes(sizes: Sequence[int], scaling: Sequence[int]) -> tuple[int, ...]:
-    """`sizes` with 1 for every level that is not named; raise PlanError unless each divides its scaling factor."""
-    if not 1 <= len(sizes) <= len(scaling):
-        levels = "level 0 only" if len(scaling) == 1 else f"1 to {len(scaling)} sizes"
-        raise PlanError(f"domain sizes {tuple(sizes)}: this topology allows {levels}, found {len(sizes)}")
-    full = tuple(sizes) + (1,) * (len(scaling) - len(sizes))
-    for level, (size, factor) in enumerate(zip(full, scaling, strict=True)):
-        if size not in divisors(factor):
-            raise PlanError(f"domain size at level {level} must be one of {divisors(factor)}, not {size}")
-    return full
+def complete_sizes(tree: Tree, sizes: Sequence[int]) -> tuple[int, ...]:
+    """`sizes` with 1 for every level that is not named. Raises PlanError, which names the allowed sizes."""
+    try:
+        return Domains(tree, tuple(sizes)).sizes
+    except TopologyError as error:
+        raise PlanError(str(error)) from None
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -126,14 +127,12 @@ def _homes(layout: Layout, num_experts: int, homes: Sequence[int] | None) -> tup
     return tuple(homes)
 
 
-def _tree(layout: Layout, scaling: Sequence[int] | None) -> tuple[int, ...] | None:
-    """The scaling factors, once they are known to describe this layout; None where no tree is given."""
-    if scaling is None:
-        return None
-    per_dc = prod(scaling[1:])
-    if not scaling or scaling[0] != layout.dcs or any(count != per_dc for count in layout.workers_per_dc):
-        raise PlanError(f"scaling factors {tuple(scaling)} don't describe workers per DC {layout.workers_per_dc}")
-    return tuple(scaling)
+def _tree(layout: Layout, scaling: Sequence[int] | None) -> Tree:
+    if scaling is not None:
+        per_dc = prod(scaling[1:])
+        if not scaling or scaling[0] != layout.dcs or any(count != per_dc for count in layout.workers_per_dc):
+            raise PlanError(f"scaling factors {tuple(scaling)} don't describe workers per DC {layout.workers_per_dc}")
+    return Tree(layout.workers_per_dc, None if scaling is None else tuple(scaling))
 
 
 def _routed(dc: int, home_dc: int, size: int) -> int:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hybridep_rt.errors import PlanError
+from hybridep_rt.errors import PlanError, TopologyError
 from hybridep_rt.planner.makers import domains, plain_ep, replicate_all
 from hybridep_rt.planner.plan import LayerPlan, Layout
+from topology.domains import parse_sizes
 
 PLAN_SUFFIXES = (".yaml", ".yml", ".json")
 _ALLOWED = "allowed: auto, ep, replicate, domains:S0[,S1...] or a .yaml, .yml or .json file"
@@ -66,7 +67,7 @@ def make_layer(spec: PlanSpec, layout: Layout, num_experts: int, scaling: Sequen
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.strip().isascii() and part.strip().isdigit() and len(part) < 10 and int(part) for part in parts):
-        raise PlanError(f"domain sizes {text!r} must be whole numbers from 1, such as domains:2 or domains:2,1")
-    return tuple(int(part) for part in parts)
+    try:
+        return parse_sizes(text)
+    except TopologyError as error:
+        raise PlanError(str(error)) from None
