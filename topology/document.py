@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from topology.errors import TopologyError
+from topology.errors import TopologyError, shown
 from topology.units import Quantity
 
 FILE_BYTES_MAX = 1 << 20
@@ -185,11 +185,6 @@ def read(text: str, source: str) -> Item:
     if node is None:
         raise TopologyError(f"{source}: the file is empty, allowed: a mapping that starts with 'cluster: NAME'")
     return Item(node, "", source)
-
-
-def shown(text: str) -> str:
-    """Text from the file for an error message: quoted, on one line, not too long."""
-    return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
 class _PlainLoader(yaml.SafeLoader):

@@ -6,7 +6,6 @@ do (A2A). With all S_l = 1 this is plain expert parallelism; with S_l = SF_l at 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal, NamedTuple
@@ -128,9 +127,16 @@ class Domains:
         """Locations that may meet `at` at that level."""
         if self.tree.scaling is not None:
             return {(*at[:level], digit, *at[level + 1 :]) for digit in range(self.tree.scaling[level])} - {at}
-        dcs: Sequence[int] = range(len(self.tree.workers_per_dc)) if level == 0 else at[:1]
-        near: set[Location] = {(dc, local) for dc in dcs for local in range(self.tree.workers_per_dc[dc])}
+        dcs = range(len(self.tree.workers_per_dc))
+        near: set[Location] = {(at[0], local) for local in range(self.tree.workers_per_dc[at[0]])}
+        if level == 0:
+            near = {there for dc in dcs for there in self._matches(at, dc)}
         return near - {at}
+
+    def _matches(self, at: Location, dc: int) -> set[Location]:
+        """Locations of a DC where `at` lands, or that land at `at`."""
+        workers = self.tree.workers_per_dc
+        return {self._land(at, dc), *((dc, local) for local in range(at[1], workers[dc], workers[at[0]]))}
 
 
 def allowed_sizes(tree: Tree, level: int) -> tuple[int, ...]:

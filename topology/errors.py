@@ -18,3 +18,8 @@ class ConfigError(HybridEPError, ValueError):
 
 class TopologyError(ConfigError):
     """A topology file or a question asked of a topology is wrong."""
+
+
+def shown(text: str) -> str:
+    """Text from the file for an error message: quoted, on one line, not too long."""
+    return repr(text if len(text) <= 60 else text[:57] + "...")

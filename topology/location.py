@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
 
@@ -22,6 +22,11 @@ class Tree:
 
     workers_per_dc: tuple[int, ...]
     scaling: tuple[int, ...] | None
+    first: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Global number of each DC's worker 0."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "first", tuple(accumulate(self.workers_per_dc[:-1], initial=0)))
 
     @classmethod
     def of(cls, topology: Topology) -> Tree:
@@ -41,14 +46,15 @@ class Tree:
     @property
     def workers(self) -> int:
         """Number of workers of all DCs."""
-        return sum(self.workers_per_dc)
+        return self.first[-1] + self.workers_per_dc[-1]
 
     def locate(self, worker: int) -> Location:
         """f(m): global worker -> location. Raises TopologyError where there is no such worker."""
         if not 0 <= worker < self.workers:
             raise TopologyError(f"no worker {worker}: there are {self.workers}, counted from 0")
         if self.scaling is None:
-            return self._locate_uneven(worker)
+            dc = bisect_right(self.first, worker) - 1
+            return dc, worker - self.first[dc]
         digits = []
         for size in reversed(self.scaling):
             worker, digit = divmod(worker, size)
@@ -61,20 +67,11 @@ class Tree:
         if len(location) != len(sizes) or not all(0 <= x < size for x, size in zip(location, sizes, strict=True)):
             raise TopologyError(f"no worker at location {location}: the sizes of the levels are {sizes}")
         if self.scaling is None:
-            return sum(self.workers_per_dc[: location[0]]) + location[1]
+            return self.first[location[0]] + location[1]
         worker = 0
         for digit, size in zip(location, sizes, strict=True):
             worker = worker * size + digit
         return worker
-
-    def locations(self) -> Iterator[Location]:
-        """The locations of all workers, in global order."""
-        return (self.locate(worker) for worker in range(self.workers))
-
-    def _locate_uneven(self, worker: int) -> Location:
-        ends = accumulate(self.workers_per_dc)
-        dc = next(dc for dc, end in enumerate(ends) if worker < end)
-        return dc, worker - sum(self.workers_per_dc[:dc])
 
     def _sizes(self, location: Location) -> tuple[int, ...]:
         if self.scaling is not None:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from topology.document import Item, shown
+from topology.document import Item
+from topology.errors import shown
 from topology.model import Datacenter, Host, Level, Link, LinkTable, Topology, some
 from topology.read_fields import (
     DATACENTERS_MAX,
@@ -125,8 +126,9 @@ class _LinkReader:
         elif item is not None:
             for key, value in item.entries(f"a mapping of pairs such as {_ARROWS}, or a list"):
                 self._read_arrow(key, value)
-        usual = link(self._common, rate(self._common["bandwidth"])) if "bandwidth" in self._common else None
-        self._check_complete(usual, item or datacenters)
+        usual = link(self._common, rate(self._common["bandwidth"]) if "bandwidth" in self._common else 0.0)
+        if not {"bandwidth", "rtt"} <= self._common.keys():
+            self._check_complete(item or datacenters)
         return LinkTable(len(self._names), self._links, usual)
 
     def _read_arrow(self, key: Item, value: Item) -> None:
@@ -179,11 +181,9 @@ class _LinkReader:
         self._links[pair] = link(fields, bandwidth_bytes_per_s)
         self._lines[pair] = item.line
 
-    def _check_complete(self, usual: Link | None, item: Item) -> None:
+    def _check_complete(self, item: Item) -> None:
         count = len(self._names)
         if len(self._links) == count * (count - 1):
-            return
-        if usual is not None and "rtt" in self._common:
             return
         pairs = ((s, t) for s in range(count) for t in range(count) if s != t)
         source, target = next(pair for pair in pairs if pair not in self._links)

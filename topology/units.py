@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from topology.errors import TopologyError
+from topology.errors import TopologyError, shown
 
 # No exponents and few digits: every accepted number is finite and cheap to convert exactly.
-_PATTERN = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(\D.*)?", re.ASCII)
+_PATTERN = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-zµ%][^0-9]*)?", re.ASCII)
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
@@ -26,12 +26,12 @@ class Quantity:
         """Text such as "200 Mbit/s" -> SI. Raises TopologyError naming what was found and the units allowed."""
         match = _PATTERN.fullmatch(text.strip())
         if match is None:
-            raise TopologyError(f"found {text!r}, allowed: a number with a unit ({self._allowed()})")
+            raise TopologyError(f"found {shown(text)}, allowed: a number with a unit ({self._allowed()})")
         number, unit = match.groups()
         if unit is None:
-            raise TopologyError(f"found {text!r} without a unit, allowed: {self._allowed()}")
+            raise TopologyError(f"found {shown(text)} without a unit, allowed: {self._allowed()}")
         if unit not in self.units:
-            raise TopologyError(f"found {text!r}, whose unit {unit!r} is unknown, allowed: {self._allowed()}")
+            raise TopologyError(f"found {shown(text)}, whose unit {shown(unit)} is unknown, allowed: {self._allowed()}")
         return float(Fraction(number) * self.units[unit])
 
     def _allowed(self) -> str:
