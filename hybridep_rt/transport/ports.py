@@ -35,6 +35,9 @@ class SiteGroup(Protocol):
         Raises PositionMismatch where workers are at different places, DeadlineExceeded, PeerLost.
         """
 
+    def close(self) -> None:
+        """Free the group. Idempotent."""
+
 
 class WanPort(Protocol):
     """Messages to and from any worker of any DC, through the coordinators."""
@@ -60,11 +63,16 @@ class WanPort(Protocol):
         Raises PeerLost once any process of the job is known to be gone.
         """
 
-    def receive(self, source: Address, channel: str, position: Position) -> Message:
+    def receive(self, source: Address, channel: str, position: Position, *, timeout_s: float | None = None) -> Message:
         """Wait for the next message of `channel` from `source`, which has to carry `position`.
+
+        `timeout_s`: default is `Timeouts.operation_s`.
 
         Raises PositionMismatch (and names both), DeadlineExceeded, PeerLost.
         """
+
+    def check(self) -> None:
+        """Raise what ended the job (PeerLost, ...), if anything did."""
 
     def close(self) -> None:
         """Say goodbye, send what is queued, free the threads. Idempotent."""

@@ -1,0 +1,292 @@
+"""The experts that one worker computes: its own, and copies of others' that arrive before use and send gradients home.
+
+Weights of an expert leave its home once per optimizer step and DC, enter a DC at its gateway and spread inside.
+Gradients go back the same way: summed inside the DC at the gateway, sent home, added up there in the order of DCs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from itertools import chain
+
+import torch
+
+from hybridep_rt.codecs.buffers import as_bytes
+from hybridep_rt.codecs.codec import Codec, Codecs, make_codec
+from hybridep_rt.errors import CodecError
+from hybridep_rt.moe.experts import ExpertKind, weighted_sum
+from hybridep_rt.moe.tables import LayerTables
+from hybridep_rt.protocol.address import Address
+from hybridep_rt.protocol.messages import Bytes, Traffic
+from hybridep_rt.protocol.position import Phase, Position
+from hybridep_rt.transport.ports import SiteGroup, WanPort
+
+Streams = list[Codec]
+"""One codec for each tensor of an expert."""
+
+
+class Stage(Enum):
+    """Of the gradients since the last step: none yet, being summed up here, or on their way home."""
+
+    CLEAN = 0
+    USED = 1
+    RETURNED = 2
+
+
+class Holdings:
+    """Homes and copies of one layer at one worker.
+
+    `parameters[e]` are the tensors of the experts homed here; `like` gives dtype and device of the copies.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        tables: LayerTables,
+        kind: ExpertKind,
+        shapes: Sequence[tuple[int, int]],
+        parameters: Mapping[int, Sequence[torch.nn.Parameter]],
+        *,
+        like: torch.Tensor,
+        site: SiteGroup,
+        wan: WanPort,
+        codecs: Codecs,
+    ) -> None:
+        self._layer = layer
+        self._tables = tables
+        self._kind = kind
+        self._shapes = shapes
+        self._parameters = parameters
+        self._like = like
+        self._site = site
+        self._wan = wan
+        self._leaves: dict[int, list[torch.Tensor]] = {
+            e: [torch.zeros(shape, dtype=like.dtype, device=like.device).requires_grad_() for shape in shapes]
+            for e in tables.held
+            if e not in parameters
+        }
+        self._weight_codecs = self._streams(codecs.weights, {*parameters, *tables.held, *tables.gateway_of})
+        self._gradient_codecs = self._streams(codecs.gradients, {*parameters, *tables.gateway_of})
+        self._copy_version = 0
+        self._version = 0
+        self._published: dict[int, list[Bytes]] = {}
+        self._stage = Stage.CLEAN
+        self._site_sums: dict[int, list[torch.Tensor]] = {}
+
+    @property
+    def copied_elements(self) -> int:
+        """Values in this worker's copies."""
+        return sum(leaf.numel() for e, leaves in self._leaves.items() if e not in self._parameters for leaf in leaves)
+
+    def publish(self) -> None:
+        """Encode the weights of the experts homed here and send them to every DC that subscribes. Does not wait."""
+        self._version += 1
+        for expert in self._tables.homes:
+            codecs = self._weight_codecs[expert]
+            self._published[expert] = [
+                codec.encode(tensor) for codec, tensor in zip(codecs, self._parameters[expert], strict=True)
+            ]
+            for to in self._tables.subscribers[expert]:
+                self._wan.send(
+                    to,
+                    f"experts/{self._layer}",
+                    self._weights_at(self._version, expert),
+                    self._published[expert],
+                    traffic=Traffic.EXPERTS,
+                    urgency=self._layer,
+                )
+
+    def refresh(self) -> None:
+        """Wait until the copies have the weights of the last `publish`, and decode them."""
+        for expert in self._tables.homes:
+            self._leaves[expert] = [
+                self._home_leaf(parameter, old)
+                for parameter, old in zip(
+                    self._parameters[expert], self._leaves.get(expert, self._parameters[expert]), strict=True
+                )
+            ]
+        while self._copy_version < self._version:
+            self._copy_version += 1
+            self._receive_weights(self._copy_version)
+
+    def compute(
+        self, x_NH: torch.Tensor, row_P: torch.Tensor, expert_P: torch.Tensor, weight_P: torch.Tensor
+    ) -> torch.Tensor:
+        """See `weighted_sum`."""
+        if torch.is_grad_enabled():
+            self._stage = Stage.USED
+        return weighted_sum(self._kind.apply, self._leaves, x_NH, row_P, expert_P, weight_P)
+
+    def return_gradients(self, step: int) -> None:
+        """Sum the copies' gradients inside the DC and send them home. Does not wait for the WAN.
+
+        Nothing happens where the layer was not used since the last `collect`.
+        """
+        if self._stage is not Stage.USED:
+            return
+        self._stage = Stage.RETURNED
+        at = Position(step, 0, self._layer, Phase.GRADIENT_RETURN)
+        self._site_sums = self._gather_gradients(at)
+        for expert in self._tables.gateway_of:
+            total = self._site_sums.get(expert)
+            payload: list[Bytes] = []
+            if total is not None:
+                codecs = self._gradient_codecs[expert]
+                payload = [codec.encode(tensor) for codec, tensor in zip(codecs, total, strict=True)]
+            self._wan.send(
+                self._tables.home_of[expert],
+                f"gradients/{self._layer}",
+                at._replace(chunk=expert),
+                payload,
+                traffic=Traffic.GRADIENTS,
+                counts=(int(total is not None),),
+                urgency=-self._layer,
+            )
+
+    def collect(self, step: int, divisor: int) -> None:
+        """Wait for the gradients of all copies; add the sum over all DCs / `divisor` to the parameters' `.grad`."""
+        if self._stage is not Stage.RETURNED:
+            return
+        self._stage = Stage.CLEAN
+        at = Position(step, 0, self._layer, Phase.GRADIENT_RETURN)
+        for expert in self._tables.homes:
+            totals = [torch.zeros_like(parameter) for parameter in self._parameters[expert]]
+            for source in sorted((self._tables.me, *self._tables.subscribers[expert])):
+                if source == self._tables.me:
+                    part = self._site_sums.get(expert)
+                else:
+                    part = self._receive_gradient(expert, at._replace(chunk=expert), source)
+                if part is not None:
+                    for total, tensor in zip(totals, part, strict=True):
+                        total.add_(tensor)
+            for parameter, total in zip(self._parameters[expert], totals, strict=True):
+                if not parameter.requires_grad:
+                    continue
+                total.div_(divisor)
+                parameter.grad = total if parameter.grad is None else parameter.grad.add_(total)
+        self._site_sums = {}
+
+    def _home_leaf(self, parameter: torch.nn.Parameter, old: torch.Tensor) -> torch.Tensor:
+        """A leaf over the parameter's memory, whose `.grad` collects what is not summed over all DCs yet."""
+        if old is not parameter and old.data_ptr() == parameter.data_ptr():
+            return old
+        leaf = parameter.detach().requires_grad_(parameter.requires_grad)
+        leaf.grad = None if old is parameter else old.grad
+        return leaf
+
+    def _receive_weights(self, version: int) -> None:
+        arrived: dict[int, Sequence[Bytes]] = dict(self._published)
+        for expert in self._tables.gateway_of:
+            at = self._weights_at(version, expert)
+            arrived[expert] = [self._wan.receive(self._tables.home_of[expert], f"experts/{self._layer}", at).payload]
+        if self._tables.site_spreads:
+            parcels = [
+                (self._joined(chain.from_iterable(arrived[e] for e in experts)),)
+                for experts in self._tables.weight_spread
+            ]
+            at = self._weights_at(version, -1)
+            received = self._site.exchange(at, parcels)
+            for experts, (blob,) in zip(self._tables.weight_gather, received, strict=True):
+                arrived.update(self._split_weights(experts, memoryview(as_bytes(blob))))
+        for expert in self._tables.held:
+            if expert not in self._parameters:
+                self._decode_weights(expert, memoryview(b"".join(arrived[expert])))
+
+    def _split_weights(self, experts: Sequence[int], blob: memoryview) -> dict[int, Sequence[Bytes]]:
+        parts: dict[int, Sequence[Bytes]] = {}
+        start = 0
+        for expert in experts:
+            size = sum(self._wire_sizes(self._weight_codecs[expert]))
+            parts[expert] = [blob[start : start + size]]
+            start += size
+        return parts
+
+    def _decode_weights(self, expert: int, payload: memoryview) -> None:
+        for codec, leaf, part in self._parts(self._weight_codecs[expert], self._leaves[expert], payload):
+            with torch.no_grad():
+                codec.decode(part, leaf)
+
+    def _receive_gradient(self, expert: int, at: Position, source: Address) -> list[torch.Tensor] | None:
+        message = self._wan.receive(source, f"gradients/{self._layer}", at)
+        if message.counts == (0,):
+            return None
+        tensors = [torch.empty_like(parameter) for parameter in self._parameters[expert]]
+        for codec, tensor, part in self._parts(self._gradient_codecs[expert], tensors, message.payload):
+            codec.decode(part, tensor.detach())
+        return tensors
+
+    def _gather_gradients(self, at: Position) -> dict[int, list[torch.Tensor]]:
+        """Sums inside the DC, in the order of its workers, at the home or the gateway of each expert."""
+        own = {e: gradient for e in self._tables.held if (gradient := self._take_gradient(e)) is not None}
+        by_worker = [own if worker == self._site.index else {} for worker in range(self._site.size)]
+        if self._tables.site_spreads:
+            self._exchange_gradients(own, by_worker, at)
+        sums: dict[int, list[torch.Tensor]] = {}
+        for expert in (*self._tables.homes, *self._tables.gateway_of):
+            parts = [gradients[expert] for gradients in by_worker if expert in gradients]
+            if parts:
+                sums[expert] = [sum(tensors[1:], tensors[0]) for tensors in zip(*parts, strict=True)]
+        return sums
+
+    def _exchange_gradients(
+        self, own: Mapping[int, list[torch.Tensor]], by_worker: list[dict[int, list[torch.Tensor]]], at: Position
+    ) -> None:
+        """Hand each gradient to the worker its weights came from; put what arrives into `by_worker`."""
+        parcels = []
+        for experts in self._tables.weight_gather:
+            flags = torch.tensor([e in own for e in experts], dtype=torch.uint8, device=self._like.device)
+            values = [tensor.reshape(-1) for e in experts if e in own for tensor in own[e]]
+            parcels.append((flags, torch.cat([*values, self._like.new_empty(0)])))
+        received = self._site.exchange(at, parcels)
+        for worker, (flags, values_from) in enumerate(received):
+            spread = self._tables.weight_spread[worker]
+            present = [e for e, flag in zip(spread, flags.tolist(), strict=True) if flag]
+            by_worker[worker].update(zip(present, self._unflatten(values_from, len(present)), strict=True))
+
+    def _take_gradient(self, expert: int) -> list[torch.Tensor] | None:
+        leaves = self._leaves[expert]
+        gradient = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        present = [tensor for tensor in gradient if tensor is not None]
+        return present if len(present) == len(leaves) else None
+
+    def _unflatten(self, values: torch.Tensor, experts: int) -> list[list[torch.Tensor]]:
+        sizes = [rows * columns for rows, columns in self._shapes] * experts
+        if len(values) != sum(sizes):
+            raise CodecError(f"{len(values)} gradient values where {sum(sizes)} were expected")
+        tensors = [part.view(shape) for part, shape in zip(values.split(sizes), [*self._shapes] * experts, strict=True)]
+        width = len(self._shapes)
+        return [tensors[i : i + width] for i in range(0, len(tensors), width)]
+
+    def _joined(self, buffers: Iterable[Bytes]) -> torch.Tensor:
+        data = bytearray().join(buffers)
+        flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return flat.to(self._like.device)
+
+    def _parts(
+        self, codecs: Streams, tensors: Sequence[torch.Tensor], payload: memoryview
+    ) -> list[tuple[Codec, torch.Tensor, memoryview]]:
+        sizes = self._wire_sizes(codecs)
+        if payload.nbytes != sum(sizes):
+            raise CodecError(
+                f"layer {self._layer}: {payload.nbytes} bytes of an expert where {sum(sizes)} were expected"
+            )
+        parts, start = [], 0
+        for codec, tensor, size in zip(codecs, tensors, sizes, strict=True):
+            parts.append((codec, tensor, payload[start : start + size]))
+            start += size
+        return parts
+
+    def _wire_sizes(self, codecs: Streams) -> list[int]:
+        return [
+            codec.wire_bytes(rows * columns, self._like.dtype)
+            for codec, (rows, columns) in zip(codecs, self._shapes, strict=True)
+        ]
+
+    def _streams(self, name: str, experts: set[int]) -> dict[int, Streams]:
+        return {e: [make_codec(name) for _ in self._shapes] for e in experts}
+
+    def _weights_at(self, version: int, expert: int) -> Position:
+        return Position(version, 0, self._layer, Phase.EXPERTS, expert)

@@ -1,0 +1,140 @@
+"""The MoE layer that a model is built from."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hybridep_rt.codecs.codec import make_codec
+from hybridep_rt.errors import ConfigError
+from hybridep_rt.moe.exchange import Exchange, ExchangeFunction
+from hybridep_rt.moe.experts import expert_kind, expert_seed, initial_tensors
+from hybridep_rt.moe.holdings import Holdings
+from hybridep_rt.moe.router import Router
+from hybridep_rt.moe.tables import layer_tables
+from hybridep_rt.planner.plan import LayerPlan
+from hybridep_rt.runtime.planning import LayerShape
+from hybridep_rt.runtime.session import Runtime
+
+
+class MoELayer(nn.Module):
+    """Top-k routed experts over all workers of all DCs, dropless. [..., hidden] -> [..., hidden].
+
+    Only the experts homed at this worker are parameters here, named `experts.<global id>.<tensor>`. Their start depends
+    on (seed, layer, global id) alone, so that every layout starts equal. After a forward, `aux_loss` is
+    `aux_coefficient` * load-balancing loss + `z_coefficient` * z-loss of this worker's tokens: add it to your loss.
+
+    Raises ConfigError for sizes that make no sense.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        ffn: int,
+        num_experts: int,
+        top_k: int,
+        *,
+        runtime: Runtime,
+        expert: str = "swiglu",
+        renormalise: bool = True,
+        aux_coefficient: float = 0.01,
+        z_coefficient: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if min(hidden, ffn, num_experts, top_k) < 1 or top_k > num_experts:
+            raise ConfigError(
+                f"a MoE layer needs sizes of at least 1 and top_k <= num_experts, not hidden={hidden}, ffn={ffn}, "
+                f"num_experts={num_experts}, top_k={top_k}"
+            )
+        self._runtime = runtime
+        self._kind = expert_kind(expert)
+        self._shapes = self._kind.shapes(hidden, ffn)
+        self.shape = LayerShape(hidden, ffn, num_experts, top_k, sum(rows * columns for rows, columns in self._shapes))
+        self._number, home = runtime.register(self, num_experts)
+        self.router = Router(
+            hidden, num_experts, top_k, renormalise=renormalise, seed=expert_seed(seed, self._number, -1)
+        )
+        self.experts = nn.ModuleDict()
+        for e in (e for e in range(num_experts) if home[e] == runtime.rank):
+            tensors = initial_tensors(self._kind, hidden, ffn, expert_seed(seed, self._number, e))
+            self.experts[str(e)] = nn.ParameterDict(dict(zip(self._kind.names, tensors, strict=True)))
+        self.aux_coefficient = aux_coefficient
+        self.z_coefficient = z_coefficient
+        self.aux_loss = torch.zeros(())
+        self._exchange: Exchange | None = None
+        self._holdings: Holdings | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """sum over the top-k experts of gate weight * expert(token). All workers call it in the same order."""
+        if self._exchange is None or self._holdings is None:
+            raise ConfigError("call runtime.attach(model, optimizer) before the first forward")
+        x_TH = x.reshape(-1, x.shape[-1])
+        index_TK, weight_TK, balance, z_loss = self.router(x_TH)
+        self.aux_loss = self.aux_coefficient * balance + self.z_coefficient * z_loss
+        training = torch.is_grad_enabled()
+        position = self._runtime.clock.forward(self._number, training=training)
+        anchor = torch.zeros((), requires_grad=training)
+        out_TH: torch.Tensor = ExchangeFunction.apply(  # type: ignore[no-untyped-call]
+            self._exchange, self._holdings, position, self._after_backward, anchor, x_TH, index_TK, weight_TK
+        )
+        return out_TH.view_as(x)
+
+    def expert_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the experts homed here, by global id."""
+        return list(self.experts.parameters())
+
+    def bind(self, plan: LayerPlan) -> None:
+        """Build this worker's executor for a plan; called by `attach`."""
+        runtime, like = self._runtime, self.router.weight
+        tables = layer_tables(plan, runtime.layout, runtime.address)
+        parameters = {
+            int(e): [bank.get_parameter(name) for name in self._kind.names] for e, bank in self.experts.items()
+        }
+        self._holdings = Holdings(
+            self._number,
+            tables,
+            self._kind,
+            self._shapes,
+            parameters,
+            like=like.detach(),
+            site=runtime.site,
+            wan=runtime.wan,
+            codecs=runtime.codecs,
+        )
+        self._exchange = Exchange(
+            tables,
+            runtime.layout,
+            runtime.site,
+            runtime.wan,
+            chunks=runtime.chunks,
+            codec=make_codec(runtime.codecs.tokens),
+            device=like.device,
+        )
+
+    def publish(self) -> None:
+        """Send the weights homed here to every DC that holds copies."""
+        self._bound.publish()
+
+    def return_gradients(self, step: int) -> None:
+        """See `Holdings.return_gradients`."""
+        self._bound.return_gradients(step)
+
+    def collect(self, step: int, divisor: int) -> None:
+        """See `Holdings.collect`."""
+        self._bound.collect(step, divisor)
+
+    @property
+    def _bound(self) -> Holdings:
+        if self._holdings is None:
+            raise ConfigError("call runtime.attach(model, optimizer) first")
+        return self._holdings
+
+    def _after_backward(self) -> None:
+        self._runtime.after_layer_backward(self)
+
+
+def aux_loss(model: nn.Module) -> torch.Tensor:
+    """The sum of all MoE layers' `aux_loss` of their last forward."""
+    losses = [layer.aux_loss for layer in model.modules() if isinstance(layer, MoELayer)]
+    return torch.stack(losses).sum() if losses else torch.zeros(())

@@ -1,0 +1,280 @@
+"""The face of the runtime inside a training loop: one Runtime per worker process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from hybridep_rt.codecs.codec import Codecs, make_codec
+from hybridep_rt.errors import ConfigError
+from hybridep_rt.metrics import Metrics
+from hybridep_rt.planner.plan import LayerPlan, Layout, Plan
+from hybridep_rt.protocol.address import Address
+from hybridep_rt.protocol.messages import Traffic
+from hybridep_rt.protocol.position import Phase
+from hybridep_rt.runtime.agreement import agree, describe_model, digest
+from hybridep_rt.runtime.clock import Clock
+from hybridep_rt.runtime.collectives import Collectives
+from hybridep_rt.runtime.gradients import all_finite, average_gradients
+from hybridep_rt.runtime.mailbox import Mailbox
+from hybridep_rt.runtime.planning import LayerShape, PlanSource
+from hybridep_rt.transport.ports import SiteGroup, WanPort
+
+
+class HybridLayer(Protocol):
+    """What the runtime asks of a MoE layer that registered itself."""
+
+    @property
+    def shape(self) -> LayerShape:
+        """Sizes that the planner needs."""
+
+    def expert_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the experts homed at this worker."""
+
+    def bind(self, plan: LayerPlan) -> None:
+        """Get ready to execute this plan."""
+
+    def publish(self) -> None:
+        """Send the homes' weights to the DCs that subscribe."""
+
+    def return_gradients(self, step: int) -> None:
+        """Send the copies' gradients home, unless that has happened since the last `collect`."""
+
+    def collect(self, step: int, divisor: int) -> None:
+        """Add the sum over all DCs / divisor to the homes' gradients."""
+
+
+@dataclass
+class Runtime:
+    """One worker of a job. Made by `hybridep_rt.init()`; tests build it from in-memory ports.
+
+    `site` is called once, when tensors have to move inside the DC for the first time.
+    """
+
+    address: Address
+    layout: Layout
+    dc_names: tuple[str, ...]
+    make_site: Callable[[], SiteGroup]
+    wan: WanPort
+    plans: PlanSource
+    topology_digest: str = ""
+    codecs: Codecs = field(default_factory=Codecs)
+    chunks: int = 1
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def __post_init__(self) -> None:
+        if self.chunks < 1:
+            raise ConfigError(f"chunks must be at least 1, not {self.chunks}")
+        self.clock = Clock()
+        self.plan: Plan | None = None
+        self.found_nonfinite = False
+        self._site: SiteGroup | None = None
+        self._collectives: Collectives | None = None
+        self._layers: list[HybridLayer] = []
+        self._dense: list[nn.Parameter] = []
+        self._synchronise = True
+        self._finish_queued = False
+        self._closed = False
+
+    @property
+    def rank(self) -> int:
+        """Global number of this worker."""
+        return self.layout.number(*self.address)
+
+    @property
+    def world_size(self) -> int:
+        """Workers of all DCs."""
+        return self.layout.workers
+
+    @property
+    def dc(self) -> str:
+        """Name of this worker's DC."""
+        return self.dc_names[self.address.dc]
+
+    @property
+    def local_rank(self) -> int:
+        """Local index of this worker in its DC."""
+        return self.address.worker
+
+    @property
+    def site_size(self) -> int:
+        """Workers of this DC."""
+        return self.layout.workers_per_dc[self.address.dc]
+
+    @property
+    def site(self) -> SiteGroup:
+        """The workers of this DC. Made on first use, which all of them have to reach."""
+        if self._site is None:
+            self._site = self.make_site()
+        return self._site
+
+    def register(self, layer: HybridLayer, num_experts: int) -> tuple[int, tuple[int, ...]]:
+        """Announce a MoE layer, in the order of construction: its number and the home of each expert."""
+        if self.plan is not None:
+            raise ConfigError("a MoELayer was made after attach(): build the whole model first")
+        self._layers.append(layer)
+        number = len(self._layers) - 1
+        return number, self.plans.homes(number, num_experts)
+
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, tokens_per_step: int | None = None) -> Plan:
+        """Make `model` and `optimizer` train over all workers; returns the plan.
+
+        Every worker calls it once, after the model is built and moved to its device. Dense parameters and buffers
+        become those of worker 0 of the first DC; digests of model, plan, codecs and topology are compared everywhere.
+        `tokens_per_step`: tokens of one worker in one optimizer step, all micro-batches together; `plan auto` needs it.
+
+        Raises ConfigError naming what differs, PlanError, DeadlineExceeded, PeerLost.
+        """
+        if self.plan is not None:
+            raise ConfigError("attach() was called twice")
+        self.plan = self.plans.plan([layer.shape for layer in self._layers], tokens_per_step)
+        experts = {id(p) for layer in self._layers for p in layer.expert_parameters()}
+        self._dense = [p for p in model.parameters() if id(p) not in experts and p.requires_grad]
+        facts = {
+            "topology": self.topology_digest,
+            "model": describe_model(model, experts, [layer.shape for layer in self._layers]),
+            "plan": digest(self.plan),
+            "codecs": repr(self.codecs),
+            "token chunks": str(self.chunks),
+        }
+        agree(facts, self.address, self.layout, self.dc_names, self.wan, self.clock.collective(Phase.ATTACH))
+        for layer, layer_plan in zip(self._layers, self.plan.layers, strict=True):
+            layer.bind(layer_plan)
+        self._broadcast_dense(model, experts)
+        for parameter in self._dense:
+            parameter.register_post_accumulate_grad_hook(self._queue_finish)
+        optimizer.register_step_post_hook(self._after_step)
+        self.publish()
+        return self.plan
+
+    def publish(self) -> None:
+        """Send all experts to their subscribers again: after weights were changed by anything but the optimizer.
+
+        Every worker has to call it.
+        """
+        for layer in self._layers:
+            layer.publish()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backward() only accumulates: for all micro-batches of a step but the last."""
+        before, self._synchronise = self._synchronise, False
+        try:
+            yield
+        finally:
+            self._synchronise = before
+
+    def after_layer_backward(self, layer: HybridLayer) -> None:
+        """A layer's backward pass has run: its copies' gradients are ready to leave."""
+        if self._synchronise:
+            layer.return_gradients(self.clock.step)
+        self._queue_finish()
+
+    def all_reduce(self, values: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        """A new tensor with the "sum", "mean" or "max" of `values` over all workers of all DCs; all must call it.
+
+        Raises ConfigError for another `op`.
+        """
+        if op not in ("sum", "mean", "max"):
+            raise ConfigError(f'all_reduce knows "sum", "mean" and "max", not "{op}"')
+        combine = torch.maximum if op == "max" else torch.add
+        flat = values.detach().reshape(-1).contiguous()
+        total = self._collective.all_reduce(flat, self.clock.collective(), combine, traffic=Traffic.CONTROL)
+        return (total / self.world_size if op == "mean" else total).view_as(values)
+
+    def barrier(self) -> None:
+        """Return once every worker of every DC has called it."""
+        position = self.clock.collective(Phase.BARRIER)
+        self._collective.all_reduce(torch.zeros(self.world_size), position, traffic=Traffic.CONTROL)
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale all gradients so that their 2-norm over the whole model is at most `max_norm`; returns the norm.
+
+        Dense gradients, which are the same everywhere, and each expert's at its home count once.
+        """
+        experts = [p for layer in self._layers for p in layer.expert_parameters() if p.grad is not None]
+        dense = [p for p in self._dense if p.grad is not None]
+        device = self._device
+        squares = sum((_square(p) for p in experts), torch.zeros((), dtype=torch.float64, device=device))
+        total = self.all_reduce(squares.reshape(1))[0] + sum(map(_square, dense))
+        norm = total.sqrt()
+        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        for parameter in (*dense, *experts):
+            assert parameter.grad is not None
+            parameter.grad.mul_(scale.to(parameter.grad.dtype))
+        return norm
+
+    def mailbox(self, channel: str) -> Mailbox:
+        """Messages of your own between any two workers of any DCs."""
+        return Mailbox(channel, self.wan, self.layout, self.dc_names)
+
+    def shutdown(self) -> None:
+        """Say goodbye in good order. Idempotent; called at exit if the program didn't."""
+        if self._closed:
+            return
+        self._closed = True
+        self.wan.close()
+        if self._site is not None:
+            self._site.close()
+
+    @property
+    def _collective(self) -> Collectives:
+        if self._collectives is None:
+            codec = make_codec("exact")
+            self._collectives = Collectives(self.address, self.layout, self.site, self.wan, codec)
+        return self._collectives
+
+    @property
+    def _device(self) -> torch.device:
+        return self._dense[0].device if self._dense else torch.device("cpu")
+
+    def _broadcast_dense(self, model: nn.Module, experts: set[int]) -> None:
+        tensors = [p for p in model.parameters() if id(p) not in experts] + list(model.buffers())
+        with torch.no_grad():
+            for tensor in tensors:
+                flat = self._collective.broadcast(tensor.detach().reshape(-1), self.clock.collective(Phase.ATTACH))
+                tensor.copy_(flat.view_as(tensor))
+
+    def _queue_finish(self, *_: Any) -> None:
+        """Have `_finish_backward` called when the backward pass that is running now ends."""
+        if self._finish_queued or not self._synchronise:
+            return
+        self._finish_queued = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
+
+    def _finish_backward(self) -> None:
+        """Make every gradient final: returned by the copies, summed over all workers, divided by their number."""
+        self._finish_queued = False
+        for layer in self._layers:
+            layer.return_gradients(self.clock.step)
+        for layer in self._layers:
+            layer.collect(self.clock.step, self.world_size)
+        experts = [p for layer in self._layers for p in layer.expert_parameters()]
+        finite = all_finite(experts) and all_finite(self._dense)
+        position = self.clock.collective()
+        self.found_nonfinite = average_gradients(
+            self._dense, self._collective, position, self.world_size, flag=not finite
+        )
+        if self.found_nonfinite and all_finite(experts) and all_finite(self._dense):
+            self._poison()
+
+    def _poison(self) -> None:
+        """Another worker's expert has a gradient that isn't finite: let this worker's loop skip the step too."""
+        for parameter in (*self._dense, *(p for layer in self._layers for p in layer.expert_parameters())):
+            if parameter.grad is not None and parameter.grad.numel():
+                parameter.grad.view(-1)[0] = float("inf")
+                return
+
+    def _after_step(self, *_: Any) -> None:
+        self.clock.stepped()
+        self.publish()
+
+
+def _square(parameter: nn.Parameter) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad.detach().to(torch.float64).square().sum()
