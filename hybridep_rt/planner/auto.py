@@ -18,8 +18,8 @@ from topology.model import Topology
 from topology.units import format_size, format_time
 
 MOST_TOKENS = 1 << 50
-SAME = 1e-9
-"""Times closer than this share are equal; then the plan with fewer copies is better."""
+SAME = 0.01
+"""Times closer than this share count as equal, as the model is no finer; then the plan with fewer copies is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Candidate:
 class Decision:
     """The cheapest candidate that fits, all candidates (plain EP first), and why.
 
-    `break_even_tokens`: per worker and step, below which plain EP is the answer; None where no number of tokens makes
-    another candidate cheaper.
+    `break_even_tokens`: per worker and step, below which no expert should cross the WAN, so that plain EP (between DCs)
+    is the answer; None where no number of tokens makes crossing experts cheaper.
     """
 
     candidates: tuple[Candidate, ...]
@@ -118,12 +118,15 @@ def _name(sizes: tuple[int, ...], topology: Topology) -> str:
 
 
 def _break_even(candidates: list[Candidate]) -> float | None:
-    """Tokens per worker at which the first other candidate gets as fast as plain EP, by bisection."""
-    plain, *others = candidates
+    """Tokens per worker at which the first candidate with S_0 > 1 beats all with S_0 = 1, by bisection."""
+    staying = [candidate.cost for candidate in candidates if candidate.sizes[0] == 1]
+    crossing = [candidate.cost for candidate in candidates if candidate.sizes[0] > 1]
+    if not crossing:
+        return None
 
     def beaten(tokens: float) -> bool:
-        limit_s = plain.cost.total_at(tokens) * (1 - SAME)
-        return any(other.cost.total_at(tokens) < limit_s for other in others)
+        best_s = min(cost.total_at(tokens) for cost in staying)
+        return best_s > min(cost.total_at(tokens) for cost in crossing) * (1 + SAME)
 
     return _first_true(beaten)
 
@@ -173,10 +176,10 @@ def _comparison(candidates: tuple[Candidate, ...], choice: Candidate) -> str:
 
 def _threshold(plain: Candidate, break_even: float | None) -> str:
     if break_even is None:
-        return "No number of tokens would change that."
+        return "No number of tokens makes it worthwhile to send experts over the WAN."
     if break_even == 0:
         return "Plain EP would lose at any number of tokens."
-    tokens = plain.cost.tokens_per_worker
     return (
-        f"Below about {break_even:,.0f} tokens per worker and step plain EP is the answer; this step has {tokens:,.0f}."
+        f"Below about {break_even:,.0f} tokens per worker and step no expert should cross the WAN (plain EP); "
+        f"this step has {plain.cost.tokens_per_worker:,.0f}."
     )

@@ -1,0 +1,159 @@
+"""`hybridep plan`: what each way of sharing experts would cost on a topology, which one is taken, and why."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hybridep_rt.errors import ConfigError
+from hybridep_rt.planner.auto import Decision, decide, make_plan
+from hybridep_rt.planner.economics import Cost, LayerShape, Workload, price
+from hybridep_rt.planner.plan import Plan
+from hybridep_rt.planner.plan_file import to_file
+from hybridep_rt.planner.plan_spec import Maker, parse_plan_spec
+from topology.model import Topology
+from topology.source import load
+from topology.units import format_size, format_time
+
+COUNT = click.IntRange(min=1, max=1 << 40)
+AMOUNT = click.FloatRange(min=0, max=1e6)
+
+
+@click.command("plan")
+@click.argument("topology")
+@click.option("--hidden", type=COUNT, required=True, help="Width of a token vector.")
+@click.option("--ffn", type=COUNT, required=True, help="Inner width of an expert.")
+@click.option("--experts", type=click.IntRange(1, 1 << 16), required=True, help="Experts per layer.")
+@click.option("--top-k", type=COUNT, required=True, help="Experts per token.")
+@click.option("--layers", type=click.IntRange(1, 4096), required=True, help="MoE layers.")
+@click.option("--tokens", type=COUNT, required=True, help="Tokens per worker and optimizer step, all micro-batches.")
+@click.option("--matrices", type=click.IntRange(2, 3), default=3, show_default=True, help="Of an expert: 3 is SwiGLU.")
+@click.option("--token-bytes", type=AMOUNT, default=2.0, show_default=True, help="Per element of a token on the wire.")
+@click.option("--weight-bytes", type=AMOUNT, default=2.0, show_default=True, help="Per expert parameter on the wire.")
+@click.option("--gradient-bytes", type=AMOUNT, default=2.0, show_default=True, help="Per parameter, gradient return.")
+@click.option("--micro-batches", type=COUNT, default=1, show_default=True, help="Per optimizer step.")
+@click.option("--token-chunks", type=COUNT, default=1, show_default=True, help="Parts of a pipelined exchange.")
+@click.option(
+    "--pre-expert-ms", type=AMOUNT, default=0.0, show_default=True, help="Compute per layer that hides experts."
+)
+@click.option("--memory-gb", type=AMOUNT, default=None, help="For the copies of one worker; default: no limit.")
+@click.option(
+    "--plan", "spec", default="auto", show_default=True, help="auto, ep, replicate, domains:S0[,S1..] or FILE."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.option("--output", type=click.Path(dir_okay=False), default=None, help="Write the plan to this file.")
+def plan(topology: str, spec: str, as_json: bool, output: str | None, memory_gb: float | None, **numbers: Any) -> None:
+    """Show what every plan costs on TOPOLOGY (a YAML file or preset:NAME), and which one is taken.
+
+    Needs neither MPI nor torch.
+    """
+    try:
+        shown = _report(load(topology), _workload(**numbers), spec, memory_gb, output)
+    except ConfigError as error:
+        raise _Refused(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(_as_json(*shown), indent=2))
+    else:
+        _print(Console(), *shown)
+
+
+class _Refused(click.ClickException):
+    exit_code = 2
+
+
+def _workload(
+    hidden: int,
+    ffn: int,
+    experts: int,
+    top_k: int,
+    layers: int,
+    tokens: int,
+    matrices: int,
+    pre_expert_ms: float,
+    **rates: Any,
+) -> Workload:
+    shape = LayerShape(hidden, ffn, experts, top_k, matrices * hidden * ffn)
+    return Workload((shape,) * layers, tokens, pre_expert_s=pre_expert_ms / 1e3, **rates)
+
+
+def _report(
+    topology: Topology, work: Workload, text: str, memory_gb: float | None, output: str | None
+) -> tuple[Topology, Decision, Plan, Cost]:
+    budget_bytes = None if memory_gb is None else memory_gb * 1e9
+    spec = parse_plan_spec(text)
+    decision = decide(topology, work, memory_budget_bytes=budget_bytes)
+    automatic = spec.maker is Maker.AUTO
+    made = make_plan(spec, topology, work, memory_budget_bytes=budget_bytes)
+    if output is not None:
+        to_file(made, output)
+    return topology, decision, made, decision.choice.cost if automatic else price(made.layers, topology, work)
+
+
+def _print(console: Console, topology: Topology, decision: Decision, made: Plan, cost: Cost) -> None:
+    table = Table(title=f"Plans for {topology.cluster}, per optimizer step")
+    for column in ("plan", "busiest uplink", "tokens", "experts", "hidden", "inside DCs", "total", "copies/worker"):
+        table.add_column(column, justify="left" if column == "plan" else "right")
+    for candidate in decision.candidates:
+        mark = " (chosen)" if candidate is decision.choice else "" if candidate.fits else " (too big)"
+        table.add_row(candidate.name + mark, *_row(topology, candidate.cost))
+    if cost != decision.choice.cost:
+        table.add_section()
+        table.add_row("as asked for", *_row(topology, cost))
+    console.print(table)
+    console.print(_links(topology, cost))
+    console.print(f"Automatic choice: {decision.reason}", soft_wrap=True, markup=False, highlight=False)
+    if made.reason != decision.reason:
+        console.print(f"This plan: {made.reason}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _row(topology: Topology, cost: Cost) -> list[str]:
+    uplink = max(cost.uplink_bytes(dc) for dc in range(len(topology.datacenters)))
+    times = (cost.tokens_s, cost.experts_s, cost.hidden_s, cost.inside_s, cost.total_s)
+    return [format_size(uplink), *map(format_time, times), format_size(cost.copy_bytes_per_worker)]
+
+
+def _links(topology: Topology, cost: Cost, most: int = 12) -> Table:
+    """The busiest links of the plan that is taken."""
+    busiest = sorted(cost.links.items(), key=lambda item: -item[1].total)
+    rest = len(busiest) - most
+    table = Table(title="Bytes per link", caption=f"and {rest} links with less" if rest > 0 else None)
+    for column in ("link", "tokens", "weights", "gradients"):
+        table.add_column(column, justify="left" if column == "link" else "right")
+    names = topology.dc_names
+    for (source, target), link in busiest[:most]:
+        sizes = map(format_size, (link.tokens, link.weights, link.gradients))
+        table.add_row(f"{names[source]} -> {names[target]}", *sizes)
+    return table
+
+
+def _as_json(topology: Topology, decision: Decision, made: Plan, cost: Cost) -> dict[str, Any]:
+    return {
+        "choice": decision.choice.name,
+        "reason": decision.reason,
+        "break_even_tokens_per_worker": decision.break_even_tokens,
+        "candidates": [
+            {"plan": c.name, "sizes": list(c.sizes), "fits": c.fits, **_cost_json(topology, c.cost)}
+            for c in decision.candidates
+        ],
+        "plan": {"reason": made.reason, "layers": len(made.layers), **_cost_json(topology, cost)},
+    }
+
+
+def _cost_json(topology: Topology, cost: Cost) -> dict[str, Any]:
+    names = topology.dc_names
+    seconds = ("tokens_s", "weights_s", "gradients_s", "hidden_s", "inside_s", "total_s", "copy_bytes_per_worker")
+    links = [
+        {
+            "from": names[source],
+            "to": names[target],
+            "tokens_bytes": link.tokens,
+            "weights_bytes": link.weights,
+            "gradients_bytes": link.gradients,
+        }
+        for (source, target), link in cost.links.items()
+    ]
+    return {**{name: getattr(cost, name) for name in seconds}, "links": links}
