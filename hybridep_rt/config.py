@@ -41,6 +41,9 @@ class Limits:
     `message_bytes`: one message. `metadata_bytes`: its header's metadata. `chunk_s`: a message is cut into chunks of
     this many seconds of the link's rate, and between two chunks a more urgent message may pass.
     `chunk_min_bytes`/`chunk_max_bytes` bound the chunk at very slow and very fast links.
+    `open_messages`: messages of one link whose first chunk is sent and the last is not. `backlog_bytes`: a coordinator
+    stops reading from a worker while more than so many of its bytes wait for other DCs. `strangers`: connections of one
+    listener that have not proved who they are yet.
     """
 
     message_bytes: int = 1 << 31
@@ -48,6 +51,9 @@ class Limits:
     chunk_s: float = 0.005
     chunk_min_bytes: int = 16 << 10
     chunk_max_bytes: int = 4 << 20
+    open_messages: int = 64
+    backlog_bytes: int = 256 << 20
+    strangers: int = 32
 
     def chunk_bytes(self, bandwidth_bytes_per_s: float) -> int:
         """Size of one chunk on a link of that rate, in bytes."""

@@ -1,0 +1,271 @@
+"""A worker's way to all other workers: one connection to its DC's coordinator, served by one background thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Self
+
+import uvloop
+
+from hybridep_rt.config import Limits, Timeouts
+from hybridep_rt.errors import DeadlineExceeded, HybridEPError, LocalProtocolError, PeerLost, TransportError
+from hybridep_rt.metrics import Metrics
+from hybridep_rt.protocol.address import COORDINATOR, Address
+from hybridep_rt.protocol.envelope import Envelope, encode_envelope
+from hybridep_rt.protocol.frames import HEADER_BYTES, Arrived, Kind
+from hybridep_rt.protocol.link import NONCE_BYTES, Job, LinkMachine, Notice, pack_peer, read_peer
+from hybridep_rt.protocol.messages import Message, Payload, Traffic
+from hybridep_rt.protocol.position import Position
+from hybridep_rt.protocol.scheduler import Outgoing
+from hybridep_rt.transport.connection import FLUSH_S, Connection
+from hybridep_rt.transport.dial import join
+from hybridep_rt.transport.mailboxes import Mailboxes
+
+
+class WorkerLink:
+    """A WanPort over sockets. Make it with `connect`. All methods are for any thread."""
+
+    def __init__(
+        self,
+        address: Address,
+        job: Job,
+        dc_names: tuple[str, ...],
+        timeouts: Timeouts,
+        limits: Limits,
+        metrics: Metrics,
+    ) -> None:
+        self.address = address
+        self.mailboxes = Mailboxes(address, dc_names, timeouts.operation_s, metrics)
+        self._job = job
+        self._dc_names = dc_names
+        self._timeouts = timeouts
+        self._limits = limits
+        self._metrics = metrics
+        self._coordinator = Address(address.dc, COORDINATOR)
+        self._link: Connection | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready: Future[None] = Future()
+        self._lock = threading.Lock()
+        self._handover: deque[Outgoing] = deque()
+        self._woken = False
+        self._closed = False
+        self._where = "its start"
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def connect(
+        cls,
+        endpoint: str,
+        address: Address,
+        job: Job,
+        dc_names: tuple[str, ...],
+        timeouts: Timeouts,
+        limits: Limits,
+        metrics: Metrics,
+    ) -> Self:
+        """Join the job through the coordinator at `endpoint` (`unix:PATH` or `tcp:HOST:PORT`).
+
+        Returns when every worker of every DC is there. Raises HandshakeRefused, ConnectFailed, PeerLost (with who is
+        missing, or who failed meanwhile), DeadlineExceeded.
+        """
+        self = cls(address, job, dc_names, timeouts, limits, metrics)
+        self._thread = threading.Thread(
+            target=self._serve, args=(endpoint,), name=f"worker link {address.dc}.{address.worker}", daemon=True
+        )
+        self._thread.start()
+        # The coordinator gives up first, and knows better who is missing.
+        patience_s = timeouts.rendezvous_s + timeouts.goodbye_s
+        try:
+            self._ready.result(patience_s)
+        except TimeoutError as error:
+            self._stop(FLUSH_S)
+            if isinstance(error, HybridEPError):
+                raise
+            raise DeadlineExceeded(
+                peer=self._name_of(self._coordinator), operation="rendezvous", layer=None, waited_s=patience_s
+            ) from None
+        return self
+
+    def send(
+        self,
+        to: Address,
+        channel: str,
+        position: Position,
+        payload: Payload,
+        *,
+        traffic: Traffic,
+        counts: Sequence[int] = (),
+        urgency: int = 0,
+    ) -> None:
+        """See `WanPort.send`. Raises LocalProtocolError for an unknown DC, a message over the limits, after close."""
+        self.mailboxes.check()
+        self._where = position.describe()
+        envelope = Envelope(self.address, to, channel, position, tuple(counts), urgency)
+        buffers = tuple(memoryview(buffer).cast("B") for buffer in payload)
+        outgoing = Outgoing((self.address, to, channel), traffic, urgency, encode_envelope(envelope), buffers)
+        self._check(outgoing)
+        self._hand_over(outgoing)
+        if to.dc != self.address.dc:
+            nbytes = outgoing.payload_bytes + len(outgoing.metadata) + HEADER_BYTES
+            self._metrics.sent(to.dc, traffic, nbytes)
+
+    def receive(self, source: Address, channel: str, position: Position, timeout_s: float | None = None) -> Message:
+        """See `WanPort.receive`."""
+        self._where = position.describe()
+        return self.mailboxes.receive(source, channel, position, timeout_s)
+
+    async def receive_async(
+        self, source: Address, channel: str, position: Position, timeout_s: float | None = None
+    ) -> Message:
+        """`receive` for a caller that runs an event loop."""
+        return await asyncio.to_thread(self.receive, source, channel, position, timeout_s)
+
+    def check(self) -> None:
+        """See `WanPort.check`."""
+        self.mailboxes.check()
+
+    def close(self) -> None:
+        """See `WanPort.close`. Waits at most `operation_s` until the coordinator has all that is queued."""
+        if not self._closed:
+            self._closed = True
+            self._call(self._say_goodbye)
+            self._stop(self._timeouts.operation_s)
+
+    def fail(self, reason: str) -> None:
+        """Tell everyone that this worker failed, in one line; waits at most 1 s until that has been passed on."""
+        if not self._closed:
+            self._closed = True
+            self._call(lambda: self._tell_failure(reason))
+            self._stop(FLUSH_S)
+
+    def _check(self, outgoing: Outgoing) -> None:
+        to = outgoing.flow[1]
+        if not 0 <= to.dc < len(self._dc_names):
+            raise LocalProtocolError(f"no DC {to.dc}: there are {len(self._dc_names)}")
+        nbytes, about = outgoing.payload_bytes, len(outgoing.metadata)
+        if nbytes > self._limits.message_bytes or about > self._limits.metadata_bytes:
+            raise LocalProtocolError(f"message of {nbytes} bytes (and {about} of metadata) is over the limit")
+        if self._closed:
+            raise LocalProtocolError("send after close")
+
+    def _hand_over(self, outgoing: Outgoing) -> None:
+        with self._lock:
+            self._handover.append(outgoing)
+            wake, self._woken = not self._woken, True
+        if wake:
+            self._call(self._take_over)
+
+    def _call(self, callback: object) -> None:
+        """Run it in the background thread, unless that has ended (then `mailboxes` say why)."""
+        try:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(callback)  # type: ignore[arg-type]
+        except RuntimeError:
+            self.mailboxes.check()
+
+    def _stop(self, patience_s: float) -> None:
+        thread = self._thread
+        if thread is None:
+            return
+        thread.join(patience_s)
+        if thread.is_alive():
+            self._call(lambda: None if self._link is None else self._link.abort())
+            thread.join(FLUSH_S)
+
+    # In the background thread
+
+    def _serve(self, endpoint: str) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                self._loop = runner.get_loop()
+                runner.run(self._main(endpoint))
+        except HybridEPError as error:
+            self._end(error)
+        except BaseException as error:
+            self._end(TransportError(self._name_of(self.address), f"its link broke: {error!r}"))
+            raise
+        self._end(PeerLost(self._name_of(self._coordinator), "this worker's link to it is closed"))
+
+    async def _main(self, endpoint: str) -> None:
+        deadline = time.monotonic() + self._timeouts.rendezvous_s
+        link = await join(self._make, endpoint, self._name_of(self._coordinator), deadline)
+        await link.gone
+
+    def _make(self) -> Connection:
+        machine = LinkMachine(
+            self.address,
+            self._job,
+            self._timeouts,
+            os.urandom(NONCE_BYTES),
+            time.monotonic(),
+            peer=self._coordinator,
+            peer_name=self._name_of(self._coordinator),
+        )
+        return Connection(machine, self, self._limits)
+
+    def _take_over(self) -> None:
+        with self._lock:
+            batch = list(self._handover)
+            self._handover.clear()
+            self._woken = False
+        if self._link is not None:
+            self._link.send_many(batch)
+
+    def _say_goodbye(self) -> None:
+        self._take_over()
+        if self._link is not None:
+            self._link.say_goodbye(pack_peer(self.address, self._where))
+
+    def _tell_failure(self, reason: str) -> None:
+        if self._link is not None:
+            self._link.tell(Kind.FAIL, pack_peer(self.address, reason))
+
+    def _end(self, error: HybridEPError) -> None:
+        self.mailboxes.fail(error)
+        if not self._ready.done():
+            self._ready.set_exception(error)
+
+    def _name_of(self, address: Address) -> str:
+        return address.describe(self._dc_names)
+
+    # Owner of the connection
+
+    def link_opened(self, link: Connection) -> None:
+        """See `Owner`."""
+        self._link = link
+
+    def link_message(self, link: Connection, arrived: Arrived) -> None:
+        """See `Owner`."""
+        self.mailboxes.deliver(arrived.message)
+
+    def link_notice(self, link: Connection, notice: Notice) -> None:
+        """See `Owner`."""
+        match notice.kind:
+            case Kind.READY if not self._ready.done():
+                self._ready.set_result(None)
+            case Kind.DEPART:
+                peer, where = read_peer(notice.fields)
+                self.mailboxes.depart(peer, where)
+            case Kind.FAIL:
+                peer, reason = read_peer(notice.fields)
+                self._end(PeerLost(self._name_of(peer), reason))
+                link.give_up()
+            case Kind.GOODBYE:
+                link.finish()
+
+    def link_sent(self, link: Connection, outgoing: Outgoing) -> None:
+        """See `Owner`."""
+
+    def link_closed(self, link: Connection, error: HybridEPError | None) -> None:
+        """See `Owner`."""
+        if error is not None:
+            self._end(PeerLost(self._name_of(self._coordinator), getattr(error, "reason", str(error))))
+
+    def link_refused(self, link: Connection, error: HybridEPError) -> None:
+        """See `Owner`: `join` raises it or tries again."""
