@@ -86,6 +86,15 @@ def test_partners_are_all_the_workers_with_that_role(domains: Domains) -> None:
                 assert list(found) == [other for other in everyone if domains.role(worker, other, level) == kind]
 
 
+@settings(deadline=None)
+@given(domains)
+def test_pairs_are_counted(domains: Domains) -> None:
+    for level in range(domains.tree.depth):
+        partners = [domains.partners(worker, level) for worker in range(domains.tree.workers)]
+        for kind, pairs in domains.pairs(level).items():
+            assert sum(len(found[kind]) for found in partners) == 2 * pairs
+
+
 @given(symmetric())
 def test_symmetric_rules_by_formula(domains: Domains) -> None:
     tree, sizes = domains.tree, domains.sizes

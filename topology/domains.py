@@ -98,6 +98,19 @@ class Domains:
         kinds: tuple[Role, Role] = ("AG", "A2A")
         return {kind: tuple(other for other, role in roles.items() if role == kind) for kind in kinds}
 
+    def pairs(self, level: int) -> dict[Role, int]:
+        """How many pairs of workers do AG and A2A at that level."""
+        size, workers = self.sizes[level], self.tree.workers_per_dc
+        if self.tree.scaling is not None:
+            domains = self.tree.scaling[level] // size
+            return {"AG": self.tree.workers * (size - 1) // 2, "A2A": self.tree.workers * (domains - 1) // 2}
+        if level == 1:
+            return {"AG": 0, "A2A": sum(count * (count - 1) // 2 for count in workers)}
+        return {
+            "AG": sum(_landing_pairs(workers[first : first + size]) for first in range(0, len(workers), size)),
+            "A2A": sum(_landing_pairs(workers[offset::size]) for offset in range(size)),
+        }
+
     def _meet(self, here: Location, there: Location, level: int) -> bool:
         if self.tree.scaling is None and level == 0:
             return here[0] != there[0] and (there == self._land(here, there[0]) or here == self._land(there, here[0]))
@@ -145,6 +158,11 @@ def allowed_sizes(tree: Tree, level: int) -> tuple[int, ...]:
         return (1,)
     count = len(tree.workers_per_dc) if tree.scaling is None else tree.scaling[level]
     return tuple(size for size in range(1, count + 1) if count % size == 0)
+
+
+def _landing_pairs(workers: tuple[int, ...]) -> int:
+    """Pairs of workers that meet across DCs of these sizes: as many for two DCs as the larger has workers."""
+    return sum(smaller * count for smaller, count in enumerate(sorted(workers)))
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -68,7 +68,10 @@ def format_byte_rate(bytes_per_s: float) -> str:
 
 
 def format_size(size_bytes: float) -> str:
-    """Bytes -> text with a decimal prefix."""
+    """Bytes -> text, with a binary prefix where that is a whole number."""
+    for prefix, size in reversed(_BINARY.items()):
+        if size_bytes and size_bytes % size == 0:
+            return f"{size_bytes / size:.10g} {prefix}B"
     return f"{_scaled(size_bytes)}B"
 
 
