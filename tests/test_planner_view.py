@@ -32,7 +32,7 @@ def test_the_table_names_every_candidate_and_the_reason(monkeypatch: pytest.Monk
 def test_json_has_the_terms() -> None:
     result = view("preset:two-dc", "--tokens", "8000", "--weight-bytes", "0.2", "--gradient-bytes", "0.2", "--json")
     report = json.loads(result.output)
-    assert report["choice"] == "domains:2"
+    assert report["choice"] == "replicate"
     assert report["break_even_tokens_per_worker"] > 0
     assert [c["plan"] for c in report["candidates"]] == ["ep", "domains:1,2", "domains:2", "replicate"]
     assert report["plan"]["links"][0]["weights_bytes"] == pytest.approx(2 * 4 * 3 * 512 * 1024 * 0.2)
