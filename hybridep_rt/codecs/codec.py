@@ -60,3 +60,15 @@ class Codecs:
     def __post_init__(self) -> None:
         for name in (self.tokens, self.weights, self.gradients, self.dense):
             make_codec(name)
+
+    @classmethod
+    def parse(cls, text: str) -> Codecs:
+        """`"weights=bf16,tokens=bf16"` -> Codecs; what is not named stays exact. Raises ConfigError."""
+        chosen: dict[str, str] = {}
+        for item in filter(None, text.split(",")):
+            kind, _, name = item.partition("=")
+            if kind not in cls.__dataclass_fields__ or kind in chosen:
+                allowed = ", ".join(cls.__dataclass_fields__)
+                raise ConfigError(f'codecs: "{item}" should be KIND=CODEC, each KIND once, one of {allowed}')
+            chosen[kind] = name
+        return cls(**chosen)

@@ -12,9 +12,10 @@ from hybridep_rt.moe.experts import expert_kind, expert_seed, initial_tensors
 from hybridep_rt.moe.holdings import Holdings
 from hybridep_rt.moe.router import Router
 from hybridep_rt.moe.tables import layer_tables
+from hybridep_rt.planner.economics import LayerShape
 from hybridep_rt.planner.plan import LayerPlan
-from hybridep_rt.runtime.planning import LayerShape
 from hybridep_rt.runtime.session import Runtime
+from hybridep_rt.runtime.start import current
 
 
 class MoELayer(nn.Module):
@@ -23,6 +24,8 @@ class MoELayer(nn.Module):
     Only the experts homed at this worker are parameters here, named `experts.<global id>.<tensor>`. Their start depends
     on (seed, layer, global id) alone, so that every layout starts equal. After a forward, `aux_loss` is
     `aux_coefficient` * load-balancing loss + `z_coefficient` * z-loss of this worker's tokens: add it to your loss.
+
+    `runtime`: default is the one that `hybridep_rt.init()` made.
 
     Raises ConfigError for sizes that make no sense.
     """
@@ -34,7 +37,7 @@ class MoELayer(nn.Module):
         num_experts: int,
         top_k: int,
         *,
-        runtime: Runtime,
+        runtime: Runtime | None = None,
         expert: str = "swiglu",
         renormalise: bool = True,
         aux_coefficient: float = 0.01,
@@ -47,7 +50,7 @@ class MoELayer(nn.Module):
                 f"a MoE layer needs sizes of at least 1 and top_k <= num_experts, not hidden={hidden}, ffn={ffn}, "
                 f"num_experts={num_experts}, top_k={top_k}"
             )
-        self._runtime = runtime
+        self._runtime = runtime = runtime or current()
         self._kind = expert_kind(expert)
         self._shapes = self._kind.shapes(hidden, ffn)
         self.shape = LayerShape(hidden, ffn, num_experts, top_k, sum(rows * columns for rows, columns in self._shapes))

@@ -13,6 +13,7 @@ from torch import nn
 from hybridep_rt.codecs.codec import Codecs, make_codec
 from hybridep_rt.errors import ConfigError
 from hybridep_rt.metrics import Metrics
+from hybridep_rt.planner.economics import LayerShape
 from hybridep_rt.planner.plan import LayerPlan, Layout, Plan
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.messages import Traffic
@@ -22,7 +23,7 @@ from hybridep_rt.runtime.clock import Clock
 from hybridep_rt.runtime.collectives import Collectives
 from hybridep_rt.runtime.gradients import all_finite, average_gradients
 from hybridep_rt.runtime.mailbox import Mailbox
-from hybridep_rt.runtime.planning import LayerShape, PlanSource
+from hybridep_rt.runtime.planning import Load, PlanSource
 from hybridep_rt.transport.ports import SiteGroup, WanPort
 
 
@@ -121,23 +122,33 @@ class Runtime:
         number = len(self._layers) - 1
         return number, self.plans.homes(number, num_experts)
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, tokens_per_step: int | None = None) -> Plan:
+    def attach(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        tokens_per_step: int | None = None,
+        micro_batches: int = 1,
+    ) -> Plan:
         """Make `model` and `optimizer` train over all workers; returns the plan.
 
         Every worker calls it once, after the model is built and moved to its device. Dense parameters and buffers
         become those of worker 0 of the first DC; digests of model, plan, codecs and topology are compared everywhere.
-        `tokens_per_step`: tokens of one worker in one optimizer step, all micro-batches together; `plan auto` needs it.
+        `tokens_per_step`: tokens of one worker in one optimizer step, all `micro_batches` together, which `plan auto`
+        needs.
 
         Raises ConfigError naming what differs, PlanError, DeadlineExceeded, PeerLost.
         """
         if self.plan is not None:
             raise ConfigError("attach() was called twice")
-        self.plan = self.plans.plan([layer.shape for layer in self._layers], tokens_per_step)
+        shapes = [layer.shape for layer in self._layers]
+        dtype = next((p.dtype for p in model.parameters()), torch.float32)
+        self.plan = self.plans.plan(shapes, Load(tokens_per_step, micro_batches, dtype))
         experts = {id(p) for layer in self._layers for p in layer.expert_parameters()}
         self._dense = [p for p in model.parameters() if id(p) not in experts and p.requires_grad]
         facts = {
             "topology": self.topology_digest,
-            "model": describe_model(model, experts, [layer.shape for layer in self._layers]),
+            "model": describe_model(model, experts, shapes),
             "plan": digest(self.plan),
             "codecs": repr(self.codecs),
             "token chunks": str(self.chunks),
@@ -221,6 +232,12 @@ class Runtime:
         self.wan.close()
         if self._site is not None:
             self._site.close()
+
+    def fail(self, reason: str) -> None:
+        """This worker can't go on: tell all others why, in one line. Waits at most a second."""
+        if not self._closed:
+            self._closed = True
+            self.wan.fail(reason)
 
     @property
     def _collective(self) -> Collectives:

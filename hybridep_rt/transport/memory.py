@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hybridep_rt.errors import DeadlineExceeded, HybridEPError, PositionMismatch
+from hybridep_rt.errors import DeadlineExceeded, HybridEPError, PeerLost, PositionMismatch
 from hybridep_rt.metrics import Metrics
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.messages import Message, Payload, Traffic
@@ -120,6 +120,10 @@ class MemoryPort:
     def check(self) -> None:
         """Raise what ended the job, if anything did."""
         self._wan.mailboxes[self.address].check()
+
+    def fail(self, reason: str) -> None:
+        """End every wait of every worker."""
+        self._wan.fail(PeerLost(self.address.describe(), reason))
 
     def close(self) -> None:
         """Say goodbye to all."""

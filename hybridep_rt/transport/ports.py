@@ -74,5 +74,8 @@ class WanPort(Protocol):
     def check(self) -> None:
         """Raise what ended the job (PeerLost, ...), if anything did."""
 
+    def fail(self, reason: str) -> None:
+        """Tell all workers of all DCs that this one failed, in one line; waits at most a second."""
+
     def close(self) -> None:
         """Say goodbye, send what is queued, free the threads. Idempotent."""

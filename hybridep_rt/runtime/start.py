@@ -1,0 +1,118 @@
+"""How a worker process gets its Runtime: from the launcher's environment, or alone in the world without it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+
+from hybridep_rt.codecs.codec import Codecs
+from hybridep_rt.config import Limits
+from hybridep_rt.errors import ConfigError
+from hybridep_rt.metrics import Metrics
+from hybridep_rt.planner.plan import Layout
+from hybridep_rt.planner.plan_spec import parse_plan_spec
+from hybridep_rt.protocol.address import Address
+from hybridep_rt.protocol.link import Job
+from hybridep_rt.runtime.environment import Environment
+from hybridep_rt.runtime.planning import TopologyPlan
+from hybridep_rt.runtime.session import Runtime
+from hybridep_rt.transport.memory import MemoryWan
+from hybridep_rt.transport.ports import SiteGroup
+from hybridep_rt.transport.site_torch import SoloSite, open_site
+from hybridep_rt.transport.worker_link import WorkerLink
+from topology import Datacenter, Topology, load, parse
+
+_ALONE = "cluster: alone\nlevels:\n  - {name: dc, count: 1, bandwidth: 1 Gbit/s, latency: 0 ms}\n"
+_current: Runtime | None = None
+
+
+def init() -> Runtime:
+    """Join the job; returns once every worker of every DC is there.
+
+    Under `hybridep run` (or the same mpirun line) role, DC, topology, plan and codecs come from the environment. In a
+    plain `python train.py` there is one worker, so that a program can be tried and debugged alone.
+
+    Raises ConfigError, HandshakeRefused, ConnectFailed, PeerLost, DeadlineExceeded.
+    """
+    global _current
+    if _current is not None:
+        raise ConfigError("hybridep_rt.init() was called twice")
+    environment = Environment.read(os.environ)
+    _current = _alone() if environment is None else _join(environment)
+    atexit.register(_current.shutdown)
+    return _current
+
+
+def current() -> Runtime:
+    """The Runtime that `init` made. Raises ConfigError before `init`."""
+    if _current is None:
+        raise ConfigError("call hybridep_rt.init() first")
+    return _current
+
+
+def fail(reason: str) -> None:
+    """Tell all workers of all DCs that this one failed, in one line; waits at most a second. No-op before `init`."""
+    if _current is not None:
+        atexit.unregister(_current.shutdown)
+        _current.fail(reason)
+
+
+def _join(environment: Environment) -> Runtime:
+    topology = load(environment.topology)
+    dc = topology.dc_index(environment.dc)
+    address = Address(dc, environment.worker)
+    layout = Layout(topology.workers_per_dc)
+    codecs = Codecs.parse(environment.codecs)
+    chunks = environment.chunks or 1
+    metrics = Metrics()
+    digest = topology.digest()
+    job = Job(topology.cluster, digest, environment.epoch, environment.run_token)
+    plans = TopologyPlan(parse_plan_spec(environment.plan), topology, codecs, chunks, environment.epoch)
+    link = WorkerLink.connect(
+        environment.endpoint, address, job, topology.dc_names, environment.timeouts, Limits(), metrics
+    )
+
+    def make_site() -> SiteGroup:
+        datacenter = topology.datacenters[dc]
+        _use_loopback(datacenter)
+        return open_site(
+            link,
+            datacenter.workers,
+            host=datacenter.hosts[0].address or "127.0.0.1",
+            dc_name=datacenter.name,
+            timeout_s=environment.timeouts.operation_s,
+        )
+
+    return Runtime(
+        address=address,
+        layout=layout,
+        dc_names=topology.dc_names,
+        make_site=make_site,
+        wan=link,
+        plans=plans,
+        topology_digest=digest,
+        codecs=codecs,
+        chunks=chunks,
+        metrics=metrics,
+    )
+
+
+def _use_loopback(datacenter: Datacenter) -> None:
+    """gloo picks an interface by the host's name unless told; on one host, loopback is right."""
+    if len(datacenter.hosts) == 1:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def _alone() -> Runtime:
+    topology: Topology = parse(_ALONE, "<one worker>")
+    address = Address(0, 0)
+    wan = MemoryWan(topology.workers_per_dc)
+    return Runtime(
+        address=address,
+        layout=Layout(topology.workers_per_dc),
+        dc_names=topology.dc_names,
+        make_site=SoloSite,
+        wan=wan.port(address),
+        plans=TopologyPlan(parse_plan_spec("ep"), topology, Codecs(), 1, 0),
+        metrics=wan.metrics[address],
+    )
