@@ -1,0 +1,169 @@
+"""How settings reach the processes of a job: environment variables, here in one table.
+
+| variable | meaning |
+|---|---|
+| HYBRIDEP_TOPOLOGY    | path of the topology's YAML file, or preset:NAME |
+| HYBRIDEP_RUN_TOKEN   | the job's secret, hexadecimal, at least 16 bytes: who knows it belongs to the job |
+| HYBRIDEP_PLAN        | auto (default), ep, replicate, domains:2,1 or the path of a plan file |
+| HYBRIDEP_CODECS      | comma-separated NAME=CODEC, such as weights=bf16; default: the runtime's choice |
+| HYBRIDEP_CHUNKS      | into how many chunks a worker's remote tokens are cut; default: the runtime's choice |
+| HYBRIDEP_TIMEOUTS    | comma-separated NAME=DURATION, such as operation=60s,rendezvous=2m; names as in `Timeouts` |
+| HYBRIDEP_EPOCH       | number of the job's incarnation, 0 or more; default 0 |
+| HYBRIDEP_DC          | this process's DC (set by the per-rank entry) |
+| HYBRIDEP_WORKER      | local index of this worker (set by the per-rank entry) |
+| HYBRIDEP_COORDINATOR | where the worker finds its coordinator: unix:PATH or tcp:HOST:PORT (set by the per-rank entry) |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from hybridep_rt.config import Timeouts
+from hybridep_rt.errors import ConfigError
+
+TOKEN_VARIABLE = "HYBRIDEP_RUN_TOKEN"
+TOKEN_MIN_BYTES = 16
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|)")
+_UNIT_S = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What all processes of a job are told alike."""
+
+    topology: str
+    run_token: bytes = field(repr=False)
+    plan: str = "auto"
+    codecs: str = ""
+    chunks: int | None = None
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    epoch: int = 0
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str]) -> Settings:
+        """Parse the job-wide variables. Raises ConfigError where one is missing or malformed."""
+        return cls(**_job_wide(variables))
+
+    def write(self) -> dict[str, str]:
+        """The variables that `read` understands."""
+        variables = {
+            "HYBRIDEP_TOPOLOGY": self.topology,
+            TOKEN_VARIABLE: self.run_token.hex(),
+            "HYBRIDEP_PLAN": self.plan,
+            "HYBRIDEP_CODECS": self.codecs,
+            "HYBRIDEP_TIMEOUTS": format_timeouts(self.timeouts),
+            "HYBRIDEP_EPOCH": str(self.epoch),
+        }
+        if self.chunks is not None:
+            variables["HYBRIDEP_CHUNKS"] = str(self.chunks)
+        return variables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What one worker is told by the launcher."""
+
+    topology: str
+    dc: str
+    worker: int
+    endpoint: str
+    run_token: bytes = field(repr=False)
+    plan: str = "auto"
+    codecs: str = ""
+    chunks: int | None = None
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    epoch: int = 0
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str]) -> Environment | None:
+        """Parse a worker's variables; None where HYBRIDEP_DC is not set: the process was not started by the launcher.
+
+        Raises ConfigError where one is missing or malformed.
+        """
+        if "HYBRIDEP_DC" not in variables:
+            return None
+        return cls(
+            dc=_required(variables, "HYBRIDEP_DC"),
+            worker=_whole_number("HYBRIDEP_WORKER", _required(variables, "HYBRIDEP_WORKER"), 0),
+            endpoint=_endpoint(_required(variables, "HYBRIDEP_COORDINATOR")),
+            **_job_wide(variables),
+        )
+
+    def write(self) -> dict[str, str]:
+        """The variables that `read` understands."""
+        return self.settings.write() | {
+            "HYBRIDEP_DC": self.dc,
+            "HYBRIDEP_WORKER": str(self.worker),
+            "HYBRIDEP_COORDINATOR": self.endpoint,
+        }
+
+    @property
+    def settings(self) -> Settings:
+        """The job-wide part."""
+        return Settings(**{each.name: getattr(self, each.name) for each in fields(Settings)})
+
+
+def parse_token(text: str, where: str = TOKEN_VARIABLE) -> bytes:
+    """The run token from its hexadecimal text. Raises ConfigError, which doesn't repeat the text."""
+    try:
+        token = bytes.fromhex(text.strip())
+    except ValueError:
+        raise ConfigError(f"{where}: the run token must be hexadecimal digits") from None
+    if len(token) < TOKEN_MIN_BYTES:
+        raise ConfigError(f"{where}: the run token must have at least {2 * TOKEN_MIN_BYTES} hexadecimal digits")
+    return token
+
+
+def parse_timeouts(items: Iterable[str], where: str) -> Timeouts:
+    """`["operation=60s", "rendezvous=2m"]` -> Timeouts; a number without a unit is seconds. Raises ConfigError."""
+    names = [each.name.removesuffix("_s") for each in fields(Timeouts)]
+    values: dict[str, float] = {}
+    for item in items:
+        name, _, duration = item.partition("=")
+        match = _DURATION.fullmatch(duration)
+        if name not in names or match is None:
+            allowed = ", ".join(names)
+            raise ConfigError(f"{where}: expected NAME=DURATION such as operation=60s, NAME one of {allowed}: {item!r}")
+        values[f"{name}_s"] = float(match[1]) * _UNIT_S[match[2]]
+    return Timeouts(**values)
+
+
+def format_timeouts(timeouts: Timeouts) -> str:
+    """The text of HYBRIDEP_TIMEOUTS: every timeout, in seconds."""
+    return ",".join(f"{each.name.removesuffix('_s')}={getattr(timeouts, each.name):f}s" for each in fields(timeouts))
+
+
+def _job_wide(variables: Mapping[str, str]) -> dict[str, Any]:
+    chunks = variables.get("HYBRIDEP_CHUNKS", "")
+    timeouts = [item for item in variables.get("HYBRIDEP_TIMEOUTS", "").split(",") if item]
+    return {
+        "topology": _required(variables, "HYBRIDEP_TOPOLOGY"),
+        "run_token": parse_token(_required(variables, TOKEN_VARIABLE)),
+        "plan": variables.get("HYBRIDEP_PLAN") or "auto",
+        "codecs": variables.get("HYBRIDEP_CODECS", ""),
+        "chunks": _whole_number("HYBRIDEP_CHUNKS", chunks, 1) if chunks else None,
+        "timeouts": parse_timeouts(timeouts, "HYBRIDEP_TIMEOUTS"),
+        "epoch": _whole_number("HYBRIDEP_EPOCH", variables.get("HYBRIDEP_EPOCH") or "0", 0),
+    }
+
+
+def _required(variables: Mapping[str, str], name: str) -> str:
+    value = variables.get(name, "")
+    if not value:
+        raise ConfigError(f"the environment variable {name} is not set")
+    return value
+
+
+def _whole_number(name: str, text: str, least: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
+        raise ConfigError(f"{name} must be a whole number, at least {least}, not {text[:40]!r}")
+    return int(text)
+
+
+def _endpoint(text: str) -> str:
+    if not text.startswith(("unix:/", "tcp:")):
+        raise ConfigError(f"HYBRIDEP_COORDINATOR must be unix:PATH or tcp:HOST:PORT, not {text[:200]!r}")
+    return text
