@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from math import comb
 from operator import mul
@@ -167,6 +168,7 @@ class Cost:
         return self.micro_batches * sum(exchange.seconds(each, self.token_chunks) for exchange in self.exchanges)
 
 
+@lru_cache(maxsize=4096)
 def crossing_probability(num_experts: int, remote: int, top_k: int) -> float:
     """q = 1 - C(E-n, k)/C(E, k): chance that a token's k distinct experts include one of n, under uniform routing."""
     return 1 - comb(num_experts - remote, top_k) / comb(num_experts, top_k)
