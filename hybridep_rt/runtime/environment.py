@@ -11,7 +11,7 @@
 | HYBRIDEP_EPOCH       | number of the job's incarnation, 0 or more; default 0 |
 | HYBRIDEP_DC          | this process's DC (set by the per-rank entry) |
 | HYBRIDEP_WORKER      | local index of this worker (set by the per-rank entry) |
-| HYBRIDEP_COORDINATOR | where the worker finds its coordinator: unix:PATH or tcp:HOST:PORT (set by the per-rank entry) |
+| HYBRIDEP_COORDINATOR | the worker's coordinator: unix:PATH or tcp:HOST:PORT (set by the per-rank entry) |
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def parse_timeouts(items: Iterable[str], where: str) -> Timeouts:
 
 def format_timeouts(timeouts: Timeouts) -> str:
     """The text of HYBRIDEP_TIMEOUTS: every timeout, in seconds."""
-    return ",".join(f"{each.name.removesuffix('_s')}={getattr(timeouts, each.name):f}s" for each in fields(timeouts))
+    return ",".join(f"{each.name.removesuffix('_s')}={getattr(timeouts, each.name):g}s" for each in fields(timeouts))
 
 
 def _job_wide(variables: Mapping[str, str]) -> dict[str, Any]:

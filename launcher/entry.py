@@ -1,0 +1,198 @@
+"""What each MPI rank runs: `python -m mpi4py -m launcher.entry ROLE --topology T --dc DC [-- train.py ARGS]`.
+
+The ranks of one mpirun tell each other once who and where they are. Then a coordinator serves its DC, and a worker
+becomes the user's program, with HYBRIDEP_* set. mpi4py's runner turns a non-zero exit of any rank into the job's end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from hybridep_rt.config import Limits
+from hybridep_rt.errors import HybridEPError
+from hybridep_rt.runtime.environment import Environment, Settings
+from launcher.cli import exit_code
+from launcher.command import Rank, UserCommand, parse_user_command
+from launcher.meeting import Record, check, endpoint, listen_address, peers, worker_index, workers_address
+from launcher.processes import JOB_VARIABLE, die_with_parent, job_directory
+from topology import Topology, load
+
+TRACEBACK_VARIABLE = "HYBRIDEP_TRACEBACK"
+_SESSION = "hybridep_rt.runtime.session"
+
+
+def main(words: Sequence[str]) -> None:
+    """Be one rank."""
+    die_with_parent(os.getppid())
+    arguments, user_words = _parse(words)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["HYBRIDEP_TOPOLOGY"] = arguments.topology
+    with _typed_errors(f'{arguments.role} of DC "{arguments.dc}"'):
+        settings = Settings.read(os.environ)
+        topology = load(settings.topology)
+        dc = topology.dc_index(arguments.dc)
+    if arguments.role == "coordinator":
+        _coordinate(topology, dc, settings)
+    else:
+        _work(topology, dc, settings, user_words)
+
+
+def _parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    end = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser("launcher.entry", description="One rank of a job; see `hybridep run --dry-run`.")
+    parser.add_argument("role", choices=["coordinator", "worker"])
+    parser.add_argument("--topology", required=True)
+    parser.add_argument("--dc", required=True)
+    return parser.parse_args(words[:end]), list(words[end + 1 :])
+
+
+def _coordinate(topology: Topology, dc: int, settings: Settings) -> None:
+    from hybridep_rt.runtime.coordinator import CoordinatorConfig, run_coordinator
+    from hybridep_rt.transport.listeners import open_listeners
+
+    folder = job_directory(os.environ.get(JOB_VARIABLE) or secrets.token_hex(6))
+    try:
+        with _typed_errors(Rank(topology.dc_names[dc], None).describe()):
+            wan, workers = listen_address(topology, dc), workers_address(topology, dc)
+            with _start_alarm(settings):
+                import mpi4py.MPI  # noqa: F401 - from here on our failure ends the whole mpirun
+
+                listeners = open_listeners(f"{folder}/workers", wan, workers)
+                records = _meet(
+                    topology,
+                    Record(
+                        dc=dc,
+                        is_coordinator=True,
+                        machine=_this_machine(),
+                        digest=topology.digest(),
+                        unix_path=listeners.unix_path,
+                        workers_address=listeners.workers_address,
+                        wan_address=listeners.wan_address,
+                    ),
+                )
+            others = peers(records, topology, dc)
+            config = CoordinatorConfig(topology, dc, settings.run_token, settings.epoch, settings.timeouts, Limits())
+        try:
+            run_coordinator(config, listeners, others)
+        except HybridEPError as error:  # it has said what happened
+            sys.exit(exit_code(error))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _work(topology: Topology, dc: int, settings: Settings, user_words: Sequence[str]) -> None:
+    name = topology.dc_names[dc]
+    with _typed_errors(f'a worker of DC "{name}"'):
+        user = parse_user_command(user_words)
+        with _start_alarm(settings):
+            records = _meet(
+                topology, Record(dc=dc, is_coordinator=False, machine=_this_machine(), digest=topology.digest())
+            )
+        from hybridep_rt.transport import mpi
+
+        me = Rank(name, worker_index(records, mpi.rank()))
+        told = Environment(
+            dc=name,
+            worker=worker_index(records, mpi.rank()),
+            endpoint=endpoint(records, mpi.rank()),
+            topology=settings.topology,
+            run_token=settings.run_token,
+            plan=settings.plan,
+            codecs=settings.codecs,
+            chunks=settings.chunks,
+            timeouts=settings.timeouts,
+            epoch=settings.epoch,
+        )
+    os.environ.update(told.write())
+    _be_user_program(user, me)
+
+
+def _meet(topology: Topology, mine: Record) -> list[Record]:
+    from hybridep_rt.transport import mpi
+
+    records = [Record.unpack(fields) for fields in mpi.exchange(mine.pack())]
+    check(records, topology)
+    return records
+
+
+def _be_user_program(user: UserCommand, me: Rank) -> None:
+    try:
+        if user.is_module:
+            sys.path.insert(0, os.getcwd())
+            sys.argv[:] = [user.program, *user.arguments]
+            runpy.run_module(user.program, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(user.program).resolve().parent))
+            sys.argv[:] = [user.program, *user.arguments]
+            runpy.run_path(user.program, run_name="__main__")
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            _tell_coordinator(f"the training script ended with exit code {error.code}")
+        raise
+    except HybridEPError as error:
+        _tell_coordinator(str(error))
+        if os.environ.get(TRACEBACK_VARIABLE):
+            _print_traceback(error)
+        _end(me.describe(), error)
+    except BaseException as error:
+        _tell_coordinator(f"{type(error).__name__}: {error}")
+        _print_traceback(error)
+        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _tell_coordinator(reason: str) -> None:
+    # A script that never joined the job has nobody to tell.
+    session = sys.modules.get(_SESSION)
+    if session is not None:
+        session.fail(reason)
+
+
+def _print_traceback(error: BaseException) -> None:
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename in ours:
+        frame = frame.tb_next
+    traceback.print_exception(type(error), error, frame)
+
+
+@contextmanager
+def _typed_errors(who: str) -> Iterator[None]:
+    """Ends the process with one line where a typed error gets out."""
+    try:
+        yield
+    except HybridEPError as error:
+        _end(who, error)
+
+
+def _end(who: str, error: HybridEPError) -> NoReturn:
+    print(f"hybridep: {who}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    sys.exit(exit_code(error))
+
+
+@contextmanager
+def _start_alarm(settings: Settings) -> Iterator[None]:
+    """The kernel ends the process if MPI's start hangs: no Python runs inside it that could watch the time."""
+    signal.setitimer(signal.ITIMER_REAL, settings.timeouts.rendezvous_s)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _this_machine() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()} ({boot.read_text().strip() if boot.exists() else 'unknown boot'})"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,117 @@
+"""mpirun's tagged output, line by line, into lines that name DC and role. Pure: lines in, lines out.
+
+Open MPI prints `[job,rank]<stdout>: text`, and its own notices as blocks between rulers of dashes. A notice of a
+death becomes one line; it is kept until the end, because the words of the process itself, which say more, may come
+after it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.command import Rank
+
+RULER = "-" * 74
+PREFIX = "hybridep: "
+START_ALARM = 14
+_BLOCK_LINES = 100
+_TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?(.*)", re.DOTALL)
+_SIGNALLED = re.compile(r"process rank (\d+) .*exited on signal (\d+)")
+_ABORTED = re.compile(r'process rank (\d+) .*calling "abort"')
+_EXITED = re.compile(r"exited with non-zero status.*Process name: \[[^,\]]*,(\d+)\].*Exit code: *(\d+)")
+_IMPROPER = re.compile(r"process rank (\d+) .*exiting improperly")
+_OWN_WORDS = re.compile(rf'{PREFIX}(?:(?:worker \d+|coordinator) of DC "[^"]*": )?(.*)')
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line to show. `rank` None: it is from mpirun or about the job, not from one process."""
+
+    rank: int | None
+    text: str
+
+
+class Notices:
+    """Call `feed` for each line and `finish` once at the end."""
+
+    def __init__(self, ranks: Sequence[Rank]) -> None:
+        self._ranks = ranks
+        self._blocks: dict[int | None, list[str]] = {}
+        self._death: tuple[int, str] | None = None
+        self._spoken: set[int] = set()
+        self._reasons: set[str] = set()
+
+    @property
+    def somebody_died(self) -> bool:
+        """mpirun has told of a death: it should end soon."""
+        return self._death is not None
+
+    def feed(self, line: str) -> list[Line]:
+        """The lines to show now. `line` has no newline."""
+        match = _TAG.fullmatch(line)
+        rank, text = (int(match[1]), match[2].rstrip("\r")) if match else (None, line)
+        if rank is not None and rank >= len(self._ranks):
+            rank, text = None, line
+        block = self._blocks.get(rank)
+        if block is None:
+            if text.rstrip() != RULER:
+                return self._plain(rank, text)
+            self._blocks[rank] = [text]
+            return []
+        block.append(text)
+        if self._is_over(rank, block):
+            del self._blocks[rank]
+            return self._end_of_block(rank, block)
+        return []
+
+    def finish(self, exit_code: int) -> list[Line]:
+        """What is left to say after mpirun ended: unfinished blocks, and who died unless it told by itself."""
+        lines = [Line(rank, text) for rank, block in self._blocks.items() for text in block]
+        self._blocks.clear()
+        if self._death is not None and self._death[0] not in self._spoken:
+            rank, what = self._death
+            lines.append(Line(None, f"{PREFIX}{self._ranks[rank].describe()} {what.format(exit_code=exit_code)}"))
+        return lines
+
+    def _plain(self, rank: int | None, text: str) -> list[Line]:
+        if rank is None:
+            return [Line(None, f"mpirun: {text}")] if text.strip() else []
+        match = _OWN_WORDS.fullmatch(text)
+        if match is None:
+            # Open MPI leaves one blank behind where it took its own words back.
+            return [] if text == " " else [Line(rank, text)]
+        self._spoken.add(rank)
+        if match[1] in self._reasons:
+            return []
+        self._reasons.add(match[1])
+        return [Line(None, text)]
+
+    def _is_over(self, rank: int | None, block: list[str]) -> bool:
+        # A process may print a ruler of its own: only what mpirun or its library says is held back.
+        ours = rank is None or block[1].startswith("MPI_ABORT was invoked")
+        return not ours or block[-1].rstrip() == RULER or len(block) > _BLOCK_LINES
+
+    def _end_of_block(self, rank: int | None, block: list[str]) -> list[Line]:
+        if rank is not None:
+            return [] if block[1].startswith("MPI_ABORT was invoked") else [Line(rank, text) for text in block]
+        death = _read_death(" ".join(block))
+        if death is None or death[0] >= len(self._ranks):
+            return [Line(None, f"mpirun: {text}") for text in block if text.strip() and text != RULER]
+        self._death = self._death or death
+        return []
+
+
+def _read_death(text: str) -> tuple[int, str] | None:
+    if match := _SIGNALLED.search(text):
+        if int(match[2]) == START_ALARM:
+            return int(match[1]), "waited in vain for the other processes of this mpirun to start"
+        return int(match[1]), f"died (signal {match[2]})"
+    if match := _ABORTED.search(text):
+        return int(match[1]), "ended the job (exit code {exit_code})"
+    if match := _EXITED.search(text):
+        return int(match[1]), f"ended the job (exit code {match[2]})"
+    if match := _IMPROPER.search(text):
+        return int(match[1]), "ended without leaving MPI in good order"
+    return None
