@@ -26,7 +26,8 @@ def run_fleet(
 ) -> list[Any]:
     """`work(runtime)` at every worker at once; results by global number. The first worker's error is raised."""
     layout = plan.layout
-    wan = MemoryWan(layout.workers_per_dc, seed=seed, operation_s=operation_s)
+    dc_names = tuple("abcdefgh"[: layout.dcs])
+    wan = MemoryWan(layout.workers_per_dc, dc_names=dc_names, seed=seed, operation_s=operation_s)
     sites = [MemorySite(size, operation_s=operation_s) for size in layout.workers_per_dc]
     results: list[Any] = [None] * layout.workers
     errors: list[tuple[int, BaseException]] = []
@@ -36,7 +37,7 @@ def run_fleet(
         runtime = Runtime(
             address=address,
             layout=layout,
-            dc_names=tuple("abcdefgh"[: layout.dcs]),
+            dc_names=dc_names,
             make_site=lambda: sites[address.dc].member(address.worker),
             wan=wan.port(address),
             plans=FixedPlan(plan),

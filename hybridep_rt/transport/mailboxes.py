@@ -6,11 +6,11 @@ import threading
 import time
 from collections import defaultdict, deque
 
-from hybridep_rt.errors import DeadlineExceeded, HybridEPError, PositionMismatch
+from hybridep_rt.errors import DeadlineExceeded, HybridEPError, PeerLost, PositionMismatch
 from hybridep_rt.metrics import Metrics
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.messages import Message
-from hybridep_rt.protocol.position import Position
+from hybridep_rt.protocol.position import Phase, Position
 
 
 class Mailboxes:
@@ -61,11 +61,7 @@ class Mailboxes:
             while not queue:
                 self.check()
                 if source in self._departed:
-                    raise PositionMismatch(
-                        mine=position.describe(),
-                        peer=source.describe(self._dc_names),
-                        theirs=f"its end ({self._departed[source]})",
-                    )
+                    raise self._left(source, channel, position)
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0:
                     raise DeadlineExceeded(
@@ -84,3 +80,9 @@ class Mailboxes:
                 theirs=message.position.describe(),
             )
         return message
+
+    def _left(self, source: Address, channel: str, position: Position) -> HybridEPError:
+        peer, where = source.describe(self._dc_names), self._departed[source]
+        if position.phase is Phase.MAILBOX:
+            return PeerLost(peer, f"ended (after {where}) while {channel} waits for its next message")
+        return PositionMismatch(mine=position.describe(), peer=peer, theirs=f"its end (after {where})")

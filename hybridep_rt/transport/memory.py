@@ -28,12 +28,19 @@ if TYPE_CHECKING:
 class MemoryWan:
     """All workers of all DCs. `port(address)` gives one worker's WanPort."""
 
-    def __init__(self, workers_per_dc: Sequence[int], *, seed: int = 0, operation_s: float = 20.0) -> None:
+    def __init__(
+        self,
+        workers_per_dc: Sequence[int],
+        *,
+        dc_names: tuple[str, ...] = (),
+        seed: int = 0,
+        operation_s: float = 20.0,
+    ) -> None:
         self._random = random.Random(seed)
         self._pending: dict[tuple[Address, Address, str], deque[Message]] = {}
         self._changed = threading.Condition()
         self._closed = False
-        names = tuple(str(dc) for dc in range(len(workers_per_dc)))
+        names = dc_names or tuple(str(dc) for dc in range(len(workers_per_dc)))
         addresses = [Address(dc, worker) for dc, count in enumerate(workers_per_dc) for worker in range(count)]
         self.metrics = {address: Metrics() for address in addresses}
         self.mailboxes = {
