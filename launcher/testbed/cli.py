@@ -55,10 +55,9 @@ def testbed() -> None:
 
 @testbed.command(cls=_BeforeAndAfter, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.argument("topology")
-@click.option("--log-dir", type=click.Path(file_okay=False, path_type=Path), help="Write each site's output to a file.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of loss and jitter.")
 @click.pass_context
-def run(ctx: click.Context, topology: str, log_dir: Path | None, seed: int) -> None:
+def run(ctx: click.Context, topology: str, seed: int) -> None:
     """Train over the testbed: `hybridep run` with one mpirun per site, each inside its DC.
 
     Usage: hybridep testbed run TOPOLOGY [options of this command or of `hybridep run`] -- COMMAND
@@ -71,10 +70,9 @@ def run(ctx: click.Context, topology: str, log_dir: Path | None, seed: int) -> N
         token.write_text(secrets.token_hex(32))
         programs = []
         for name in bed.names:
-            line = [sys.executable, "-m", "launcher.cli", "run", str(inside), "--site", name]
-            line += ["--token-file", str(token), *ctx.args, "--", *program]
-            programs.append(Program(name, bed.command(name, line), _INSIDE))
-        status = run_all(programs, log_dir)
+            line = [_hybridep(), "run", str(inside), "--site", name, "--token-file", str(token)]
+            programs.append(Program(name, "", bed.command(name, [*line, *ctx.args, "--", *program]), _INSIDE))
+        status = run_all(programs)
     ctx.exit(status)
 
 
@@ -100,7 +98,9 @@ def execute(ctx: click.Context, topology: str, only: Sequence[str], log_dir: Pat
             "HYBRIDEP_TESTBED_ADDRESSES": ",".join(f"{name}={bed.address(name)}" for name in bed.names),
         }
         names = [name for name in bed.names if not only or name in only]
-        programs = [Program(name, bed.command(name, program), shared | {"HYBRIDEP_DC": name}) for name in names]
+        programs = [
+            Program(name, f"[{name}] ", bed.command(name, program), shared | {"HYBRIDEP_DC": name}) for name in names
+        ]
         status = run_all(programs, log_dir)
     ctx.exit(status)
 
@@ -197,6 +197,11 @@ def _orderly_end() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _hybridep() -> str:
+    """The command itself, of the Python environment that this runs in."""
+    return str(Path(sys.executable).parent / "hybridep")
 
 
 def _program(ctx: click.Context) -> list[str]:

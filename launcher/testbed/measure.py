@@ -58,13 +58,15 @@ def _connection(bed: Testbed, expected: Expected) -> Iterator[tuple[socket.socke
 
 
 def _prepare(sender: socket.socket, server: socket.socket, expected: Expected) -> None:
-    """The window holds the pipe and half of its queue: the link is kept full, and nothing is dropped."""
-    window = expected.rate_bytes_per_s * expected.rtt_s + expected.queue_bytes / 2
-    server.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, int(window))
+    """Have one connection fill the link."""
     for end in (sender, server):
         end.settimeout(_CONNECT_S)
     if expected.loss:
         _choose_bbr(sender)
+    else:
+        # The window holds the pipe and half of its queue: the link is kept full, and nothing is dropped.
+        window = expected.rate_bytes_per_s * expected.rtt_s + expected.queue_bytes / 2
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, int(window))
 
 
 def _choose_bbr(sender: socket.socket) -> None:

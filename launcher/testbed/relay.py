@@ -19,13 +19,13 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
+from launcher.processes import die_with_parent
 from launcher.testbed import control
 from launcher.testbed.packets import PACKET_BYTES_MAX, parse
 from launcher.testbed.shaping import Network
 from launcher.testbed.tun import open_tun, set_super_packets
 from topology.errors import ConfigError
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _TIMER_SLACK_NS = 1000
 # One device may not keep the others waiting for longer than this many packets take.
@@ -78,7 +78,7 @@ class Relay:
             packet = parse(data)
             target = None if packet is None else self._targets.get(packet.target)
             if packet is not None and target is not None and target != source:
-                self._network.send(monotonic(), (source, target), packet.size_bytes, data)
+                self._network.send(monotonic(), (source, target), packet.size_bytes, data, packet.segments)
 
     def _obey(self) -> None:
         """One datagram: change a link; answer nothing, or what is wrong with it."""
@@ -109,11 +109,10 @@ class Relay:
             self._network.stall(now, pair, change.stall_s)
 
     def _choose_offloads(self, index: int) -> None:
-        """Super-packets only where all links of the DC are fast and lose nothing."""
+        """Super-packets only where all links of the DC are fast."""
         shapes = [line.shape for (source, _), line in self._network.lines.items() if source == index]
         slowest = min([self._rates[index], *(shape.rate_bytes_per_s for shape in shapes)])
-        allowed = slowest > _SUPER_PACKETS_ABOVE_BYTES_PER_S and not any(shape.loss for shape in shapes)
-        set_super_packets(self._devices[index], allowed)
+        set_super_packets(self._devices[index], slowest > _SUPER_PACKETS_ABOVE_BYTES_PER_S)
 
 
 def _sleep_s(wait_s: float) -> float | None:
@@ -130,13 +129,6 @@ def keep_time() -> None:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     # Nothing here makes reference cycles, and a collection would hold up packets.
     gc.disable()
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel end this process when its parent ends, however it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        raise SystemExit(1)
 
 
 def main() -> None:

@@ -17,6 +17,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 
+from launcher.testbed.packets import parse, without
+
 Pair = tuple[int, int]
 QUEUE_BYTES_MIN = 64 << 10
 # A shorter queue can't hold the bursts that one turn of the relay lets through: TCP couldn't fill a fast short link.
@@ -82,7 +84,7 @@ class Server:
 
 @dataclass(slots=True)
 class Counts:
-    """What one directed link did, in packets (a super-packet is one) and IP bytes."""
+    """What one directed link did, in IP bytes and packets; a super-packet is one, but lost are single segments."""
 
     sent_packets: int = 0
     sent_bytes: int = 0
@@ -132,8 +134,8 @@ class Network:
         """When something happens next; infinite if nothing is on its way."""
         return self._waiting[0][0] if self._waiting else inf
 
-    def send(self, now: float, pair: Pair, size_bytes: int, packet: bytes) -> None:
-        """A host of DC pair[0] sends a packet of so many IP bytes to DC pair[1]."""
+    def send(self, now: float, pair: Pair, size_bytes: int, packet: bytes, segments: int = 1) -> None:
+        """A host of DC pair[0] sends to DC pair[1] a packet of so many IP bytes in all its segments."""
         line = self.lines[pair]
         counts = line.counts
         counts.sent_packets += 1
@@ -146,16 +148,25 @@ class Network:
         if not uplink.take(now, size_bytes) or not server.take(first_s, size_bytes):
             counts.full_packets += 1
             return
-        if shape.loss and self._random.random() < shape.loss:
-            counts.lost_packets += 1
-            return
         left_s = max(uplink.free_s, server.free_s)
         arrival_s = left_s + shape.delay_s
         if shape.jitter_s:
             arrival_s += self._random.random() * shape.jitter_s
         line.last_arrival_s = arrival_s = max(arrival_s, line.last_arrival_s)
         on_line_s = size_bytes / min(uplink.rate, server.rate)
-        heappush(self._waiting, (arrival_s, next(self._order), on_line_s, line, size_bytes, packet))
+        for size, survivor in (
+            self._survivors(line, size_bytes, packet, segments) if shape.loss else ((size_bytes, packet),)
+        ):
+            heappush(self._waiting, (arrival_s, next(self._order), on_line_s, line, size, survivor))
+
+    def _survivors(self, line: Line, size_bytes: int, packet: bytes, segments: int) -> list[tuple[int, bytes]]:
+        """What the line's loss leaves of a packet, with the IP bytes of each piece. All of it has used the line."""
+        lost = [number for number in range(segments) if self._random.random() < line.shape.loss]
+        line.counts.lost_packets += len(lost)
+        if not lost:
+            return [(size_bytes, packet)]
+        pieces = without(packet, segments, lost) if len(lost) < segments else []
+        return [(parsed.size_bytes, piece) for piece in pieces if (parsed := parse(piece)) is not None]
 
     def due(self, now: float) -> list[tuple[int, bytes]]:
         """Everything that reaches its DC by now: (DC number, packet), in order."""

@@ -23,9 +23,13 @@ _LINE_BYTES_MAX = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run for one site, already wrapped to run inside it; `environment` adds to this process's own."""
+    """What to run for one site, already wrapped to run inside it.
+
+    `prefix` goes before each line of its output; `environment` adds to this process's own.
+    """
 
     site: str
+    prefix: str
     command: Sequence[str]
     environment: Mapping[str, str]
 
@@ -44,7 +48,7 @@ def run_all(programs: Sequence[Program], log_directory: Path | None = None) -> i
         for program in programs:
             running.append(_start(program))
         for program, process in zip(programs, running, strict=True):
-            pumps.append(_pump(program.site, process, log_directory))
+            pumps.append(_pump(program, process, log_directory))
         return _wait(running)
     finally:
         _end(running)
@@ -91,23 +95,23 @@ def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
                 process.wait(max(until - monotonic(), 0.0))
 
 
-def _pump(site: str, process: subprocess.Popen[bytes], log_directory: Path | None) -> threading.Thread:
+def _pump(program: Program, process: subprocess.Popen[bytes], log_directory: Path | None) -> threading.Thread:
     """A thread that passes a site's output on until the site ends."""
     assert process.stdout is not None
-    pump = threading.Thread(target=_pass_on, args=(site, process.stdout, log_directory), daemon=True)
+    pump = threading.Thread(target=_pass_on, args=(program, process.stdout, log_directory), daemon=True)
     pump.start()
     return pump
 
 
-def _pass_on(site: str, output: IO[bytes], log_directory: Path | None) -> None:
+def _pass_on(program: Program, output: IO[bytes], log_directory: Path | None) -> None:
     with output:
         if log_directory is not None:
-            with open(log_directory / f"{site}.log", "wb") as log:
+            with open(log_directory / f"{program.site}.log", "wb") as log:
                 while data := os.read(output.fileno(), _LINE_BYTES_MAX):
                     log.write(data)
                     log.flush()
             return
         while line := output.readline(_LINE_BYTES_MAX):
             with suppress(BrokenPipeError):
-                sys.stdout.buffer.write(b"[" + site.encode() + b"] " + line)
+                sys.stdout.buffer.write(program.prefix.encode() + line)
                 sys.stdout.buffer.flush()
