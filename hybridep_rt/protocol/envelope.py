@@ -13,6 +13,7 @@ from hybridep_rt.protocol.position import Phase, Position
 CHANNEL_CHARACTERS = 64
 _INDEX_END = 1 << 20
 _NUMBER_END = 1 << 62
+_PHASES = {int(phase): phase for phase in Phase}
 
 
 class Envelope(NamedTuple):
@@ -45,7 +46,7 @@ def decode_envelope(raw: bytes) -> Envelope:
     except ValueError as error:
         raise RemoteProtocolError(f"message metadata: {error}") from None
     source, to, channel, (step, micro_batch, layer, phase, chunk, training), counts, urgency = fields
-    position = Position(step, micro_batch, layer, Phase(phase), chunk, training)
+    position = Position(step, micro_batch, layer, _PHASES[phase], chunk, training)
     return Envelope(Address(*source), Address(*to), channel, position, counts, urgency)
 
 
@@ -58,39 +59,34 @@ def unpack(raw: bytes) -> Any:
 
 
 def _check(fields: Any) -> None:
-    if not isinstance(fields, tuple) or len(fields) != 6:
+    if type(fields) is not tuple or len(fields) != 6:
         raise ValueError("six fields are needed")
     source, to, channel, position, counts, urgency = fields
-    for name, address in (("source", source), ("to", to)):
-        _check_tuple(name, address, 2)
-        _check_int(f"{name}.dc", address[0], 0, _INDEX_END)
-        _check_int(f"{name}.worker", address[1], COORDINATOR, _INDEX_END)
+    if not (isinstance(source, tuple) and isinstance(to, tuple) and len(source) == len(to) == 2):
+        raise ValueError("source and to must have 2 entries")
+    _check_integers("a DC", (source[0], to[0]), 0, _INDEX_END)
+    _check_integers("a worker", (source[1], to[1]), COORDINATOR, _INDEX_END)
     if type(channel) is not str or not 0 < len(channel) <= CHANNEL_CHARACTERS:
         raise ValueError(f"channel must be a string of 1 to {CHANNEL_CHARACTERS} characters")
     _check_position(position)
     if not isinstance(counts, tuple):
         raise ValueError("counts must be a sequence")
-    for count in counts:
-        _check_int("count", count, -_NUMBER_END, _NUMBER_END)
-    _check_int("urgency", urgency, -_NUMBER_END, _NUMBER_END)
+    _check_integers("counts", counts, -_NUMBER_END, _NUMBER_END)
+    _check_integers("urgency", (urgency,), -_NUMBER_END, _NUMBER_END)
 
 
 def _check_position(position: Any) -> None:
-    _check_tuple("position", position, 6)
+    if not isinstance(position, tuple) or len(position) != 6:
+        raise ValueError("position must have 6 entries")
     step, micro_batch, layer, phase, chunk, training = position
-    for name, number in (("step", step), ("micro_batch", micro_batch), ("layer", layer), ("chunk", chunk)):
-        _check_int(name, number, -1, _NUMBER_END)
-    if phase not in Phase._value2member_map_ or type(phase) is bool:
+    _check_integers("position", (step, micro_batch, layer, chunk), -1, _NUMBER_END)
+    if not isinstance(phase, int) or phase is True or phase not in _PHASES:
         raise ValueError("unknown phase")
     if type(training) is not bool:
         raise ValueError("training must be a boolean")
 
 
-def _check_tuple(name: str, value: Any, length: int) -> None:
-    if not isinstance(value, tuple) or len(value) != length:
-        raise ValueError(f"{name} must have {length} entries")
-
-
-def _check_int(name: str, value: Any, start: int, end: int) -> None:
-    if type(value) is not int or not start <= value < end:
-        raise ValueError(f"{name} must be an integer in [{start}, {end})")
+def _check_integers(name: str, values: tuple[Any, ...], start: int, end: int) -> None:
+    for value in values:
+        if type(value) is not int or not start <= value < end:
+            raise ValueError(f"{name} must be an integer in [{start}, {end})")

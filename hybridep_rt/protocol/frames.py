@@ -52,6 +52,10 @@ class Kind(IntEnum):
     MESSAGE = 16
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+_TRAFFIC = {int(traffic): traffic for traffic in Traffic}
+
+
 class Frame(NamedTuple):
     """One frame to be sent, without its sequence number."""
 
@@ -153,7 +157,7 @@ class _Partial:
     def arrived(self) -> Arrived:
         to = self.envelope
         message = Message(to.source, to.to, to.channel, to.position, self.payload, to.counts)
-        return Arrived(message, Traffic(self.traffic), to.urgency, self.metadata)
+        return Arrived(message, _TRAFFIC[self.traffic], to.urgency, self.metadata)
 
 
 class FrameDecoder:
@@ -259,7 +263,7 @@ class FrameDecoder:
         metadata = bytes(self._take(header.metadata_bytes))
         if header.kind != Kind.MESSAGE:
             self._header = None
-            return Control(Kind(header.kind), metadata, unpack(metadata))
+            return Control(_KINDS[header.kind], metadata, unpack(metadata))
         if header.flags & FIRST:
             envelope = decode_envelope(metadata)
             self._partials[header.message_id] = _Partial(metadata, envelope, header.traffic, header.total_bytes)
@@ -284,7 +288,7 @@ class FrameDecoder:
     def _check(self, header: Header) -> None:
         if header.sequence != self._sequence:
             raise RemoteProtocolError(f"frame {header.sequence} arrived where {self._sequence} was due")
-        if header.kind not in Kind._value2member_map_ or header.traffic not in Traffic._value2member_map_:
+        if header.kind not in _KINDS or header.traffic not in _TRAFFIC:
             raise RemoteProtocolError(f"frame of unknown kind {header.kind} or class {header.traffic}")
         if header.flags & ~(FIRST | LAST):
             raise RemoteProtocolError("frame with unknown flags")

@@ -156,9 +156,10 @@ class Coordinator:
             raise RemoteProtocolError(f"a message from {source.describe()} to {to.describe()} came this way")
         next_hop = to if to.dc == self._me.dc else Address(to.dc, COORDINATOR)
         onward = self._links.get(next_hop)
-        if onward is None:
-            self._check_gone(to)
+        if self._membership.ended or self._membership.has_departed(to):
             return
+        if onward is None:
+            raise RemoteProtocolError(f"a message to {to.describe()}, which does not exist")
         outgoing = Outgoing(
             (source, to, arrived.message.channel),
             arrived.traffic,
@@ -223,11 +224,6 @@ class Coordinator:
                     link.finish()
             case _:
                 raise RemoteProtocolError(f"{notice.kind.name} is not a coordinator's to say")
-
-    def _check_gone(self, to: Address) -> None:
-        """Nobody is connected as `to`: that is in order only for one that has ended, or when all has."""
-        if not self._membership.ended and not self._membership.has_departed(to):
-            raise RemoteProtocolError(f"a message to {to.describe()}, which does not exist")
 
     def _hold_back(self, worker: Connection, nbytes: int) -> None:
         """Stop reading from a worker that is too far ahead of the WAN. What goes to it is not affected."""

@@ -21,6 +21,7 @@ from hybridep_rt.protocol.frames import HEADER_BYTES, Arrived, Control, Frame, F
 from hybridep_rt.protocol.link import Closed, Command, LinkMachine, Notice, Opened, Send
 from hybridep_rt.protocol.pacing import Downlink, LinkPacer
 from hybridep_rt.protocol.scheduler import Outgoing, SendScheduler
+from hybridep_rt.transport.timer import Timer
 
 UNSENT_BYTES = 128 << 10
 """Most bytes in the kernel that are not on the wire yet, and most bytes queued in the event loop before it pauses."""
@@ -81,6 +82,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_the_way: deque[tuple[float, list[bytes | memoryview]]] = deque()
         self._arriving: deque[tuple[float, Event]] = deque()
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._precise: dict[str, Timer] = {}
 
     @property
     def peer(self) -> Address:
@@ -98,6 +100,9 @@ class Connection(asyncio.BufferedProtocol):
         self._scheduler.chunk_bytes = chunk_bytes
         self._pacer = pacer
         self._downlink = downlink
+        for name, call in (("pump", self._pump), ("release", self._release), ("arrive", self._arrive)):
+            if pacer is not None or downlink is not None:
+                self._precise[name] = Timer(call)
 
     def send(self, outgoing: Outgoing) -> None:
         """Queue a message."""
@@ -196,9 +201,11 @@ class Connection(asyncio.BufferedProtocol):
         """See asyncio."""
         self._full = True
         self._transport = None
-        for name in ("abort", "pump", "release", "resume"):
-            self._cancel(name)
+        self._cancel("abort")
+        self._cancel("resume")
         self._take(None, 0.0, 0.0)
+        if not self._arriving:
+            self._close_timers()
         self.gone.set_result(None)
 
     def pause_writing(self) -> None:
@@ -217,7 +224,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._arriving or due > now:
             self._arriving.append((due, event))
             if len(self._arriving) == 1:
-                self._set_timer("arrive", due, self._arrive)
+                self._precise["arrive"].set(due)
         else:
             self._handle(event)
 
@@ -227,8 +234,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._handle(self._arriving.popleft()[1])
         except RemoteProtocolError as error:
             self._close(error)
+        if self._transport is None and not self._arriving:
+            self._close_timers()
         if self._arriving:
-            self._set_timer("arrive", self._arriving[0][0], self._arrive)
+            self._precise["arrive"].set(self._arriving[0][0])
 
     def _handle(self, event: Event) -> None:
         if self._over:
@@ -284,12 +293,12 @@ class Connection(asyncio.BufferedProtocol):
         while not self._full and self._scheduler:
             may_start = pacer.ask(now)
             if may_start > now:
-                self._set_timer("pump", may_start, self._pump)
+                self._precise["pump"].set(may_start)
                 break
             buffers, nbytes = self._next_buffers()
             self._on_the_way.append((pacer.start(nbytes, now), buffers))
             if len(self._on_the_way) == 1:
-                self._set_timer("release", self._on_the_way[0][0], self._release)
+                self._precise["release"].set(self._on_the_way[0][0])
         if self._full or not self._scheduler:
             pacer.idle()
 
@@ -298,7 +307,7 @@ class Connection(asyncio.BufferedProtocol):
         while self._on_the_way and self._on_the_way[0][0] <= time.monotonic():
             self._write(self._on_the_way.popleft()[1])
         if self._on_the_way:
-            self._set_timer("release", self._on_the_way[0][0], self._release)
+            self._precise["release"].set(self._on_the_way[0][0])
         else:
             self._pump()
 
@@ -336,6 +345,10 @@ class Connection(asyncio.BufferedProtocol):
         """The event loop counts in milliseconds and may call early: everything called here looks at the clock."""
         self._cancel(name)
         self._timers[name] = self._loop.call_later(max(0.0, when - time.monotonic()), call)
+
+    def _close_timers(self) -> None:
+        for timer in self._precise.values():
+            timer.close()
 
     def _cancel(self, name: str) -> None:
         timer = self._timers.pop(name, None)

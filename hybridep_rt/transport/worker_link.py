@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Self
 
@@ -49,6 +50,7 @@ class WorkerLink:
         self._metrics = metrics
         self._coordinator = Address(address.dc, COORDINATOR)
         self._link: Connection | None = None
+        self._main_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready: Future[None] = Future()
         self._lock = threading.Lock()
@@ -161,13 +163,11 @@ class WorkerLink:
         if wake:
             self._call(self._take_over)
 
-    def _call(self, callback: object) -> None:
+    def _call(self, callback: Callable[[], None]) -> None:
         """Run it in the background thread, unless that has ended (then `mailboxes` say why)."""
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(callback)  # type: ignore[arg-type]
-        except RuntimeError:
-            self.mailboxes.check()
+                self._loop.call_soon_threadsafe(callback)
 
     def _stop(self, patience_s: float) -> None:
         thread = self._thread
@@ -175,7 +175,7 @@ class WorkerLink:
             return
         thread.join(patience_s)
         if thread.is_alive():
-            self._call(lambda: None if self._link is None else self._link.abort())
+            self._call(self._abort)
             thread.join(FLUSH_S)
 
     # In the background thread
@@ -193,6 +193,7 @@ class WorkerLink:
         self._end(PeerLost(self._name_of(self._coordinator), "this worker's link to it is closed"))
 
     async def _main(self, endpoint: str) -> None:
+        self._main_task = asyncio.current_task()
         deadline = time.monotonic() + self._timeouts.rendezvous_s
         link = await join(self._make, endpoint, self._name_of(self._coordinator), deadline)
         await link.gone
@@ -225,6 +226,12 @@ class WorkerLink:
     def _tell_failure(self, reason: str) -> None:
         if self._link is not None:
             self._link.tell(Kind.FAIL, pack_peer(self.address, reason))
+
+    def _abort(self) -> None:
+        if self._link is not None:
+            self._link.abort()
+        elif self._main_task is not None:
+            self._main_task.cancel()
 
     def _end(self, error: HybridEPError) -> None:
         self.mailboxes.fail(error)
