@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hybridep_rt.config import Limits
-from hybridep_rt.errors import HybridEPError
+from hybridep_rt.errors import HybridEPError, PeerLost, TransportError
 from hybridep_rt.runtime.environment import Environment, Settings
 from launcher.cli import exit_code
 from launcher.command import Rank, UserCommand, parse_user_command
@@ -31,6 +32,8 @@ from topology import Topology, load
 
 TRACEBACK_VARIABLE = "HYBRIDEP_TRACEBACK"
 _SESSION = "hybridep_rt.runtime.session"
+_OTHERS_FIRST_S = 2.0
+"""Who only lost others lets them speak first: they know why, and their exit code is the job's."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -143,6 +146,8 @@ def _be_user_program(user: UserCommand, me: Rank) -> None:
         raise
     except HybridEPError as error:
         _tell_coordinator(str(error))
+        if isinstance(error, (PeerLost, TransportError)):
+            time.sleep(_OTHERS_FIRST_S)
         if os.environ.get(TRACEBACK_VARIABLE):
             _print_traceback(error)
         _end(me.describe(), error)

@@ -80,8 +80,8 @@ class Notices:
             return [Line(None, f"mpirun: {text}")] if text.strip() else []
         match = _OWN_WORDS.fullmatch(text)
         if match is None:
-            # Open MPI leaves one blank behind where it took its own words back.
-            return [] if text == " " else [Line(rank, text)]
+            # Open MPI's abort leaves a lone NUL behind.
+            return [] if text == "\0" else [Line(rank, text)]
         self._spoken.add(rank)
         if match[1] in self._reasons:
             return []

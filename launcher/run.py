@@ -57,6 +57,8 @@ def run(
 ) -> None:
     """Run a training script on all workers of TOPOLOGY (a YAML file, or preset:NAME)."""
     topology = load(topology_file)
+    if site is not None:
+        _check_meeting_places(topology, site)
     user = parse_user_command(command)
     _check_exists(user)
     settings = Settings(
@@ -68,8 +70,6 @@ def run(
         timeouts=parse_timeouts(timeouts, "--timeout"),
         epoch=epoch,
     )
-    if site is not None:
-        _check_meeting_places(topology, site)
     if dry_run:
         _print_command(topology, site, settings, user)
     else:
