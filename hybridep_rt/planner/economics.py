@@ -3,13 +3,13 @@
 For DC d and DC r, with n experts of r serving d's tokens (uniform routing, k distinct of E experts per token):
     q[d,r]       = 1 - C(E-n, k) / C(E, k)              a token crosses to a DC once, whatever it needs there
     tokens d->r  = 2*N[d]*q[d,r]*H*b + 2*N[r]*q[r,d]*H*b    dispatch and its gradient, results and their gradient
-                   + metadata: 8 B per routed choice forward, 4 B backward
+                   + metadata: 10 B per routed choice forward, 4 B backward
     weights d->r = (experts homed in d that r holds) * parameters * b_w
     gradients r->d likewise with b_g: they are the larger half of most plans' expert bytes
 Seconds of one exchange: V/B on its slowest link, and within each DC's uplink and downlink. A pair of exchanges (there
 and back) of o and b seconds with c chunks in flight takes max(o + b + rtt/2, o + b/c + rtt): with c = 1 the wire idles
 for a round trip, with more chunks results travel while later tokens still leave. Tokens block compute, so nothing
-hides them. Weights and gradients are V/B, less what the compute in front of the experts hides, in each direction.
+hides them. Weights and gradients are V/B + rtt/2 each, less what the compute in front of the experts hides.
 Dense gradients cost the same under every plan and are left out.
 """
 
@@ -27,8 +27,8 @@ from hybridep_rt.errors import PlanError
 from hybridep_rt.planner.plan import LayerPlan, Layout
 from topology.model import Topology
 
-CHOICE_FORWARD_BYTES = 8
-"""Expert number and gate weight of one routed choice that crosses."""
+CHOICE_FORWARD_BYTES = 10
+"""Row (4 B), expert number (2 B) and gate weight (4 B) of one routed choice that crosses."""
 CHOICE_BACKWARD_BYTES = 4
 """The gate weight's gradient, on its way back."""
 
@@ -199,8 +199,8 @@ def price(layers: Iterable[LayerPlan], topology: Topology, work: Workload) -> Co
         token_s, copy_s = _inside(plan, layout, shape, topology, work)
         inside_token_s, inside_copies_s = inside_token_s + count * token_s, inside_copies_s + count * copy_s
     links = {pair: LinkBytes(*volumes) for pair, volumes in sorted(totals.items())}
-    weights_s = _wire_s({pair: link.weights for pair, link in links.items()}, topology)
-    gradients_s = _wire_s({pair: link.gradients for pair, link in links.items()}, topology)
+    weights_s = _one_way_s({pair: link.weights for pair, link in links.items()}, topology)
+    gradients_s = _one_way_s({pair: link.gradients for pair, link in links.items()}, topology)
     cover_s = len(work.layers) * work.pre_expert_s
     return Cost(
         links=links,
@@ -253,6 +253,12 @@ def _exchange(
 def _pair(count: int, out: Mapping[Pair, float], back: Mapping[Pair, float], topology: Topology) -> Exchange:
     rtt_s = max(topology.links[pair].rtt_s for pair in out)
     return Exchange(count, _wire_s(out, topology), _wire_s(back, topology), rtt_s)
+
+
+def _one_way_s(volumes: Mapping[Pair, float], topology: Topology) -> float:
+    """Seconds until the last byte has arrived; 0 where there are none."""
+    delay_s = max((topology.links[pair].rtt_s / 2 for pair, volume in volumes.items() if volume), default=0.0)
+    return _wire_s(volumes, topology) + delay_s
 
 
 def _wire_s(volumes: Mapping[Pair, float], topology: Topology) -> float:
