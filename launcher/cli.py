@@ -61,3 +61,7 @@ def _say(text: str) -> None:
 @click.version_option(package_name="hybridep", prog_name="hybridep")
 def main() -> None:
     """Train Mixture-of-Experts models across datacenters joined by slow links."""
+
+
+if __name__ == "__main__":
+    main()
