@@ -69,9 +69,15 @@ def run(ctx: click.Context, topology: str, seed: int) -> None:
         token = bed.directory / "token"
         token.write_text(secrets.token_hex(32))
         programs = []
-        for name in bed.names:
+        for number, name in enumerate(bed.names):
+            scratch = bed.directory / f"site{number}"
+            scratch.mkdir()
             line = [_hybridep(), "run", str(inside), "--site", name, "--token-file", str(token)]
-            programs.append(Program(name, "", bed.command(name, [*line, *ctx.args, "--", *program]), _INSIDE))
+            programs.append(
+                Program(
+                    name, "", bed.command(name, [*line, *ctx.args, "--", *program]), _INSIDE | {"TMPDIR": str(scratch)}
+                )
+            )
         status = run_all(programs)
     ctx.exit(status)
 
