@@ -325,5 +325,5 @@ class FrameDecoder:
             raise RemoteProtocolError(f"message with {header.metadata_bytes} bytes of metadata")
         if header.message_id in self._partials:
             raise RemoteProtocolError("a message began twice")
-        if len(self._partials) >= self._limits.open_messages:
+        if not header.flags & LAST and len(self._partials) >= self._limits.open_messages:
             raise RemoteProtocolError(f"more than {self._limits.open_messages} messages begun at once")

@@ -162,8 +162,6 @@ class LinkMachine:
             return []
         if not isinstance(control.fields, dict):
             raise RemoteProtocolError(f"{control.kind.name}: fields must be a map")
-        if control.kind is Kind.REFUSE and self.state in (State.EXPECT_CHALLENGE, State.EXPECT_WELCOME):
-            return self._on_refuse(control)
         handler = _TRANSITIONS.get((self.state, control.kind), LinkMachine._on_notice)
         if handler is LinkMachine._on_notice and (self.state is not State.OPEN or control.kind not in _NOTICES):
             raise RemoteProtocolError(f"{control.kind.name} arrived while this side {self.state.value}")
@@ -307,8 +305,11 @@ _NOTICES = (Kind.GOODBYE, Kind.SITE_READY, Kind.READY, Kind.DEPART, Kind.FAIL)
 _TRANSITIONS: dict[tuple[State, Kind], Callable[[LinkMachine, Control], list[Command]]] = {
     (State.EXPECT_HELLO, Kind.HELLO): LinkMachine._on_hello,
     (State.EXPECT_CHALLENGE, Kind.CHALLENGE): LinkMachine._on_challenge,
+    (State.EXPECT_CHALLENGE, Kind.REFUSE): LinkMachine._on_refuse,
     (State.EXPECT_PROOF, Kind.PROOF): LinkMachine._on_proof,
+    (State.EXPECT_PROOF, Kind.REFUSE): LinkMachine._on_refuse,
     (State.EXPECT_WELCOME, Kind.WELCOME): LinkMachine._on_welcome,
+    (State.EXPECT_WELCOME, Kind.REFUSE): LinkMachine._on_refuse,
     (State.OPEN, Kind.HEARTBEAT): LinkMachine._on_heartbeat,
     (State.OPEN, Kind.GOODBYE): LinkMachine._on_goodbye,
 }
