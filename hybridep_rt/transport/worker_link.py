@@ -47,7 +47,7 @@ class WorkerLink:
         self._dc_names = dc_names
         self._timeouts = timeouts
         self._limits = limits
-        self._metrics = metrics
+        self.metrics = metrics
         self._coordinator = Address(address.dc, COORDINATOR)
         self._link: Connection | None = None
         self._main_task: asyncio.Task[None] | None = None
@@ -85,10 +85,11 @@ class WorkerLink:
         patience_s = timeouts.rendezvous_s + timeouts.goodbye_s
         try:
             self._ready.result(patience_s)
-        except TimeoutError as error:
+        except HybridEPError:
             self._stop(FLUSH_S)
-            if isinstance(error, HybridEPError):
-                raise
+            raise
+        except TimeoutError:
+            self._stop(0.0)
             raise DeadlineExceeded(
                 peer=self._name_of(self._coordinator), operation="rendezvous", layer=None, waited_s=patience_s
             ) from None
@@ -115,7 +116,7 @@ class WorkerLink:
         self._hand_over(outgoing)
         if to.dc != self.address.dc:
             nbytes = outgoing.payload_bytes + len(outgoing.metadata) + HEADER_BYTES
-            self._metrics.sent(to.dc, traffic, nbytes)
+            self.metrics.sent(to.dc, traffic, nbytes)
 
     def receive(self, source: Address, channel: str, position: Position, timeout_s: float | None = None) -> Message:
         """See `WanPort.receive`."""
