@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import sys
@@ -24,6 +25,7 @@ from launcher.testbed.report import json_of, table_of
 from launcher.testbed.shapes_text import changes_of
 from launcher.testbed.shaping import Access, Shape
 from launcher.testbed.sites import Program, run_all
+from launcher.testbed.ssh import daemons
 from launcher.testbed.verdict import Verdict, expect, judge
 from topology import Topology, load
 from topology.errors import ConfigError
@@ -56,30 +58,45 @@ def testbed() -> None:
 @testbed.command(cls=_BeforeAndAfter, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.argument("topology")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of loss and jitter.")
+@click.option("--single-mpirun", is_flag=True, help="One mpirun over all DCs, by SSH between them.")
 @click.pass_context
-def run(ctx: click.Context, topology: str, seed: int) -> None:
+def run(ctx: click.Context, topology: str, seed: int, single_mpirun: bool) -> None:
     """Train over the testbed: `hybridep run` with one mpirun per site, each inside its DC.
 
     Usage: hybridep testbed run TOPOLOGY [options of this command or of `hybridep run`] -- COMMAND
     """
-    program = _program(ctx)
+    words = [*ctx.args, "--", *_program(ctx)]
     layout = load(topology)
     with _testbed(layout, seed) as bed:
-        inside = write_topology(layout, bed.directory)
-        token = bed.directory / "token"
-        token.write_text(secrets.token_hex(32))
-        programs = []
-        for number, name in enumerate(bed.names):
-            scratch = bed.directory / f"site{number}"
-            scratch.mkdir()
-            line = [_hybridep(), "run", str(inside), "--site", name, "--token-file", str(token)]
-            programs.append(
-                Program(
-                    name, "", bed.command(name, [*line, *ctx.args, "--", *program]), _INSIDE | {"TMPDIR": str(scratch)}
-                )
-            )
-        status = run_all(programs)
+        inside = write_topology(layout, bed.directory, one_mpirun=single_mpirun)
+        start = _run_spanning if single_mpirun else _run_per_site
+        status = start(bed, inside, words)
     ctx.exit(status)
+
+
+def _run_per_site(bed: Testbed, topology: Path, words: list[str]) -> int:
+    token = bed.directory / "token"
+    token.write_text(secrets.token_hex(32))
+    programs = []
+    for number, name in enumerate(bed.names):
+        line = [_hybridep(), "run", str(topology), "--site", name, "--token-file", str(token), *words]
+        programs.append(Program(name, "", bed.command(name, line), _INSIDE | _scratch(bed, f"site{number}")))
+    return run_all(programs)
+
+
+def _run_spanning(bed: Testbed, topology: Path, words: list[str]) -> int:
+    first = bed.names[0]
+    inside = _INSIDE | _scratch(bed, "scratch")
+    with daemons(bed, {**inside, "PATH": os.environ.get("PATH", os.defpath)}) as variables:
+        line = bed.command(first, [_hybridep(), "run", str(topology), *words])
+        return run_all([Program(first, "", line, inside | variables)])
+
+
+def _scratch(bed: Testbed, name: str) -> dict[str, str]:
+    """A directory for temporary files that goes with the testbed."""
+    path = bed.directory / name
+    path.mkdir()
+    return {"TMPDIR": str(path)}
 
 
 @testbed.command("exec", cls=_BeforeAndAfter)

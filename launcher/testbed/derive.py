@@ -34,24 +34,30 @@ def access_of(topology: Topology) -> list[Access]:
     return [Access(dc.uplink_bytes_per_s or inf, dc.downlink_bytes_per_s or inf) for dc in topology.datacenters]
 
 
-def text_inside(text: str, names: tuple[str, ...]) -> str:
+def text_inside(text: str, names: tuple[str, ...], *, one_mpirun: bool = False) -> str:
     """The YAML text of a checked topology file -> the text for the sites inside the testbed.
 
-    There the coordinators meet at the testbed's addresses, every host is this machine, and nothing is emulated again.
+    There the coordinators meet at the testbed's addresses, and nothing is emulated again. Every host is this machine;
+    with `one_mpirun`, which has to reach all of them, it is its DC's address.
     There are no certificates for these addresses: a topology that emulates, or has no WAN addresses, goes without TLS.
     """
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     assert isinstance(root, yaml.MappingNode)
-    addresses = {name: f"{address_of(index)}:{WAN_PORT}" for index, name in enumerate(names)}
+    hosts = {name: address_of(index) for index, name in enumerate(names)}
+    addresses = {name: f"{host}:{WAN_PORT}" for name, host in hosts.items()}
     plaintext = _flag(root, "emulate") or not _has_wan(root)
     sites = _value(root, "datacenters")
     for key in ("emulate", "hosts", "wan", "listen"):
         _remove(root, key)
     if sites is None:
         root.value.append((_scalar("wan"), _strings(addresses)))
+        if one_mpirun:
+            root.value.append((_scalar("hosts"), _strings(hosts)))
     else:
         for name, site in sites.value:
             _move_inside(site, addresses[name.value])
+            if one_mpirun:
+                _give_address(site, name.value, hosts[name.value])
     if plaintext:
         _remove(root, "insecure")
         root.value.append((_scalar("insecure"), yaml.ScalarNode("tag:yaml.org,2002:bool", "true")))
@@ -66,6 +72,25 @@ def _move_inside(site: yaml.MappingNode, address: str) -> None:
     hosts = _value(site, "hosts")
     for host in [] if hosts is None else hosts.value:
         _remove(host, "address")
+
+
+def _give_address(site: yaml.MappingNode, dc: str, address: str) -> None:
+    """Name the DC's hosts, and have all of them reached at its address."""
+    hosts = _value(site, "hosts")
+    if hosts is None:
+        hosts = yaml.SequenceNode("tag:yaml.org,2002:seq", [_taken(site, "workers")])
+        site.value.append((_scalar("hosts"), hosts))
+    for number, host in enumerate(hosts.value):
+        if _value(host, "name") is None:
+            host.value.append((_scalar("name"), _quoted(f"{dc}-{number}")))
+        host.value.append((_scalar("address"), _quoted(address)))
+
+
+def _taken(mapping: yaml.MappingNode, key: str) -> yaml.MappingNode:
+    """The entry of that key, moved to a mapping of its own."""
+    entries = [(name, value) for name, value in mapping.value if name.value == key]
+    _remove(mapping, key)
+    return yaml.MappingNode("tag:yaml.org,2002:map", entries)
 
 
 def _has_wan(root: yaml.MappingNode) -> bool:

@@ -11,9 +11,9 @@ from topology import Topology, parse
 _PRESET = "preset:"
 
 
-def write_topology(topology: Topology, directory: Path) -> Path:
+def write_topology(topology: Topology, directory: Path, *, one_mpirun: bool = False) -> Path:
     """Write it into the testbed's directory. Raises TopologyError if the source has changed and is no longer one."""
-    text = text_inside(_source_text(topology.source), topology.dc_names)
+    text = text_inside(_source_text(topology.source), topology.dc_names, one_mpirun=one_mpirun)
     path = directory / "topology.yaml"
     parse(text, topology.source)
     path.write_text(text)

@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -40,6 +40,15 @@ def run_all(programs: Sequence[Program], log_directory: Path | None = None) -> i
     After a failure the others get GRACE_S to end by themselves. Output goes to this process's, each line after its
     site's name, or to a file per site in `log_directory`.
     """
+    with in_background(programs, log_directory) as running:
+        return _wait(running)
+
+
+@contextmanager
+def in_background(
+    programs: Sequence[Program], log_directory: Path | None = None
+) -> Iterator[Sequence[subprocess.Popen[bytes]]]:
+    """All run inside the block, and are ended with it."""
     if log_directory is not None:
         log_directory.mkdir(parents=True, exist_ok=True)
     running: list[subprocess.Popen[bytes]] = []
@@ -49,7 +58,7 @@ def run_all(programs: Sequence[Program], log_directory: Path | None = None) -> i
             running.append(_start(program))
         for program, process in zip(programs, running, strict=True):
             pumps.append(_pump(program, process, log_directory))
-        return _wait(running)
+        yield running
     finally:
         _end(running)
         for pump in pumps:
