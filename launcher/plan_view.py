@@ -106,7 +106,7 @@ def _print(console: Console, topology: Topology, decision: Decision, made: Plan,
     console.print(table)
     console.print(_links(topology, cost))
     console.print(f"Automatic choice: {decision.reason}", soft_wrap=True, markup=False, highlight=False)
-    if made.reason != decision.reason:
+    if cost != decision.choice.cost:
         console.print(f"This plan: {made.reason}", soft_wrap=True, markup=False, highlight=False)
 
 

@@ -45,6 +45,14 @@ class Decision:
     reason: str
     break_even_tokens: float | None
 
+    def terms(self) -> tuple[str, ...]:
+        """One line per candidate: what it costs per step, and where."""
+        return tuple(
+            f"{'->' if candidate is self.choice else '  '} {candidate.name}: {candidate.cost.describe()}"
+            + ("" if candidate.fits else "; its copies don't fit the memory budget")
+            for candidate in self.candidates
+        )
+
 
 def decide(topology: Topology, work: Workload, *, memory_budget_bytes: float | None = None) -> Decision:
     """Price plain EP, every domain size and full replication.
@@ -74,12 +82,12 @@ def make_plan(
     layout = Layout(topology.workers_per_dc)
     if spec.maker is Maker.FILE:
         return _matching(from_file(spec.path, layout), work)
-    reason = f"{spec}, as asked for"
+    reason, terms = f"{spec}, as asked for", tuple[str, ...]()
     if spec.maker is Maker.AUTO:
         decision = decide(topology, work, memory_budget_bytes=memory_budget_bytes)
-        spec, reason = PlanSpec(Maker.DOMAINS, decision.choice.sizes), decision.reason
+        spec, reason, terms = PlanSpec(Maker.DOMAINS, decision.choice.sizes), decision.reason, decision.terms()
     made = {count: make_layer(spec, layout, count, topology.scaling) for count in _expert_counts(work)}
-    return Plan(epoch, layout, tuple(made[shape.num_experts] for shape in work.layers), reason)
+    return Plan(epoch, layout, tuple(made[shape.num_experts] for shape in work.layers), reason, terms)
 
 
 def _matching(plan: Plan, work: Workload) -> Plan:

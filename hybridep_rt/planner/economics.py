@@ -26,6 +26,7 @@ from operator import mul
 from hybridep_rt.errors import PlanError
 from hybridep_rt.planner.plan import LayerPlan, Layout
 from topology.model import Topology
+from topology.units import format_size, format_time
 
 CHOICE_FORWARD_BYTES = 10
 """Row (4 B), expert number (2 B) and gate weight (4 B) of one routed choice that crosses."""
@@ -158,6 +159,17 @@ class Cost:
         """`total_s` if the step had that many tokens per worker."""
         inside_s = tokens_per_worker * self.inside_token_s + self.inside_copies_s
         return self._tokens_s(tokens_per_worker) + self.experts_s - self.hidden_s + inside_s
+
+    def describe(self) -> str:
+        """All terms of `total_s`, the busiest DC's uplink and the memory for copies, for people."""
+        sources = {source for source, _ in self.links}
+        uplink = max(map(self.uplink_bytes, sources), default=0.0)
+        return (
+            f"tokens {format_time(self.tokens_s)} + weights {format_time(self.weights_s)} + gradients "
+            f"{format_time(self.gradients_s)} - hidden {format_time(self.hidden_s)} + inside DCs "
+            f"{format_time(self.inside_s)} = {format_time(self.total_s)} per step; busiest uplink "
+            f"{format_size(uplink)}, copies {format_size(self.copy_bytes_per_worker)} per worker"
+        )
 
     def uplink_bytes(self, dc: int) -> float:
         """Bytes per step that leave a DC."""

@@ -106,12 +106,16 @@ class LayerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A frozen decision for all MoE layers of a model, with the reason a person understands."""
+    """A frozen decision for all MoE layers of a model, with the reason a person understands.
+
+    `terms`: what each plan that was weighed would cost, one line each; not kept in plan files.
+    """
 
     epoch: int
     layout: Layout
     layers: tuple[LayerPlan, ...]
     reason: str
+    terms: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for number, layer in enumerate(self.layers):

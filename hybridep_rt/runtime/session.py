@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -25,6 +26,8 @@ from hybridep_rt.runtime.gradients import all_finite, average_gradients
 from hybridep_rt.runtime.mailbox import Mailbox
 from hybridep_rt.runtime.planning import Load, PlanSource
 from hybridep_rt.transport.ports import SiteGroup, WanPort
+
+_LOG = logging.getLogger("hybridep_rt")
 
 
 class HybridLayer(Protocol):
@@ -161,6 +164,8 @@ class Runtime:
             parameter.register_post_accumulate_grad_hook(self._queue_finish)
         optimizer.register_step_post_hook(self._after_step)
         self.publish()
+        if self.rank == 0:
+            _LOG.info("plan: %s", "\n".join((self.plan.reason, *self.plan.terms)))
         return self.plan
 
     def publish(self) -> None:
