@@ -23,6 +23,11 @@ def direct_s(layer: PaperLayer, p: float) -> float:
     return max(layer.pre_expert_s, all_gather) + 2 * all_to_all
 
 
+def rounding_s(layer: PaperLayer) -> float:
+    """1 - p is exact to 1e-16 only, and is multiplied by the whole all-gather."""
+    return 1e-12 * (direct_s(layer, 0.0) + direct_s(layer, 1.0))
+
+
 @given(layers, st.floats(0, 1))
 def test_the_two_cases_are_the_critical_path(layer: PaperLayer, p: float) -> None:
     assert paper.layer_s(layer, p) == pytest.approx(direct_s(layer, p), rel=1e-9, abs=1e-9)
@@ -32,7 +37,7 @@ def test_the_two_cases_are_the_critical_path(layer: PaperLayer, p: float) -> Non
 def test_no_share_beats_the_closed_form(layer: PaperLayer) -> None:
     best = direct_s(layer, paper.best_p(layer))
     grid = [k / 64 for k in range(65)] + [k / (layer.workers - 1) for k in range(layer.workers) if layer.workers > 1]
-    assert all(direct_s(layer, p) >= best * (1 - 1e-9) for p in grid)
+    assert all(direct_s(layer, p) >= best - rounding_s(layer) for p in grid)
 
 
 @given(layers)
@@ -41,7 +46,7 @@ def test_no_domain_size_beats_the_closed_form(layer: PaperLayer) -> None:
     times = {s: direct_s(layer, (workers - s) / (workers - 1) if workers > 1 else 0.0) for s in divisors(workers)}
     chosen = paper.best_size(layer)
     assert chosen in times
-    assert times[chosen] <= min(times.values()) * (1 + 1e-9)
+    assert times[chosen] <= min(times.values()) + rounding_s(layer)
 
 
 def test_the_nearest_feasible_size_is_not_always_the_best() -> None:
