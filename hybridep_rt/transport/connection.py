@@ -30,6 +30,7 @@ FLUSH_S = 1.0
 """A connection that is being closed gets so long to take what is queued."""
 
 _PAUSE_AHEAD_S = 0.05
+_TCP = (socket.AF_INET, socket.AF_INET6)
 
 Event: TypeAlias = Control | Arrived | None
 
@@ -98,6 +99,8 @@ class Connection(asyncio.BufferedProtocol):
     def shape(self, chunk_bytes: int, pacer: LinkPacer | None = None, downlink: Downlink | None = None) -> None:
         """The link's rate is known: cut messages to it. `pacer` and `downlink` emulate it; None: it is a real one."""
         self._scheduler.chunk_bytes = chunk_bytes
+        if self._transport is not None:
+            limit_unsent(self._transport, min(chunk_bytes, UNSENT_BYTES))
         self._pacer = pacer
         self._downlink = downlink
         for name, call in (("pump", self._pump), ("release", self._release), ("arrive", self._arrive)):
@@ -167,7 +170,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no asyncio class
         peername = transport.get_extra_info("peername")
         self.host = str(peername[0]) if isinstance(peername, tuple) else ""
-        self._transport.set_write_buffer_limits(high=UNSENT_BYTES)
+        limit_unsent(self._transport, UNSENT_BYTES)
         tune(transport.get_extra_info("socket"))
         self._run(self._machine.start())
         self._watch()
@@ -356,12 +359,18 @@ class Connection(asyncio.BufferedProtocol):
             timer.cancel()
 
 
+def limit_unsent(transport: asyncio.Transport, nbytes: int) -> None:
+    """Bound what waits in the event loop, and (TCP) in the kernel, and so can't be overtaken any more."""
+    transport.set_write_buffer_limits(high=nbytes)
+    sock = transport.get_extra_info("socket")
+    if sock.family in _TCP:
+        with contextlib.suppress(OSError, AttributeError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, nbytes)
+
+
 def tune(sock: socket.socket) -> None:
-    """TCP only: send small frames at once, keep little unsent data in the kernel, use BBR where it is allowed."""
-    if sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with contextlib.suppress(OSError, AttributeError):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-    with contextlib.suppress(OSError, AttributeError):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+    """TCP only: send small frames at once, and use BBR where that is allowed: on lossy long paths others collapse."""
+    if sock.family in _TCP:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError, AttributeError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")

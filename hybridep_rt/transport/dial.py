@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
-from hybridep_rt.errors import ConfigError, ConnectFailed, HandshakeRefused, HybridEPError
+from hybridep_rt.errors import ConfigError, ConnectFailed, HandshakeRefused, HybridEPError, TransportError
 from hybridep_rt.transport.connection import Connection
 
 FIRST_WAIT_S = 0.02
@@ -36,24 +37,34 @@ async def join(
     Raises HandshakeRefused at once when the two sides don't belong together, ConnectFailed with the last reason else.
     """
     where = parse_endpoint(endpoint)
-    wait_s, failure = FIRST_WAIT_S, ConnectFailed(peer_name, f"not reached at {endpoint} in time")
+    wait_s, failure = FIRST_WAIT_S, ConnectFailed(peer_name, f"not reached at {endpoint}: no answer")
     while (remaining_s := deadline - time.monotonic()) > 0:
-        try:
+        with contextlib.suppress(TimeoutError):  # the last failure says more
             async with asyncio.timeout(remaining_s):
-                link = await _connect(make, where)
-                error = await link.opened
-            if error is None:
-                return link
-            if isinstance(error, HandshakeRefused):
-                raise error
-            failure = ConnectFailed(peer_name, getattr(error, "reason", str(error)))
-        except (OSError, TimeoutError) as refused:
-            reason = getattr(refused, "strerror", None) or str(refused) or "no answer"
+                outcome = await _attempt(make, where)
+            if isinstance(outcome, Connection):
+                return outcome
+            if isinstance(outcome, HandshakeRefused):
+                raise outcome
+            reason = outcome.reason if isinstance(outcome, TransportError) else str(outcome)
             failure = ConnectFailed(peer_name, f"not reached at {endpoint}: {reason}")
-        attempt_failed(failure)
-        await asyncio.sleep(min(wait_s, max(deadline - time.monotonic(), 0.0)))
-        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            attempt_failed(failure)
+            await asyncio.sleep(min(wait_s, max(deadline - time.monotonic(), 0.0)))
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
     raise failure
+
+
+async def _attempt(make: Callable[[], Connection], where: str | tuple[str, int]) -> Connection | Exception:
+    """One connection and its handshake: the open link, or why there is none."""
+    try:
+        link = await _connect(make, where)
+    except OSError as error:
+        return OSError(error.strerror or str(error) or "no answer")
+    try:
+        return await asyncio.shield(link.opened) or link
+    except asyncio.CancelledError:
+        link.abort()
+        raise
 
 
 async def _connect(make: Callable[[], Connection], where: str | tuple[str, int]) -> Connection:

@@ -14,8 +14,12 @@ BACKLOG = 256
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Bound sockets that already queue connections. `wan` and `workers_tcp` are None where nobody comes that way."""
+    """Bound sockets that already queue connections. Workers of this host connect to `unix_path`.
 
+    `wan` and `workers_tcp` are None where nobody comes that way.
+    """
+
+    unix_path: str
     unix: socket.socket
     wan: socket.socket | None
     workers_tcp: socket.socket | None
@@ -30,20 +34,13 @@ class Listeners:
         """Where workers of other hosts of this DC connect."""
         return _address(self.workers_tcp)
 
-    @property
-    def unix_path(self) -> str:
-        """Where workers of this host connect."""
-        path: str = self.unix.getsockname()
-        return path
-
     def close(self) -> None:
         """Close all of them and remove the Unix socket's file."""
-        path = self.unix_path if self.unix.fileno() >= 0 else ""
         for each in (self.unix, self.wan, self.workers_tcp):
             if each is not None:
                 each.close()
         with contextlib.suppress(OSError):
-            os.unlink(path)
+            os.unlink(self.unix_path)
 
 
 def open_listeners(unix_path: str, wan: tuple[str, int] | None, workers_tcp: tuple[str, int] | None) -> Listeners:
@@ -59,7 +56,7 @@ def open_listeners(unix_path: str, wan: tuple[str, int] | None, workers_tcp: tup
         for each in opened:
             each.close()
         raise
-    return Listeners(opened[0], *tcp)
+    return Listeners(unix_path, opened[0], *tcp)
 
 
 def _listen_unix(path: str) -> socket.socket:

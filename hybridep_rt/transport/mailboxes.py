@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import NamedTuple
 
 from hybridep_rt.errors import DeadlineExceeded, HybridEPError, PeerLost, PositionMismatch
 from hybridep_rt.metrics import Metrics
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.messages import Message
 from hybridep_rt.protocol.position import Phase, Position
+
+
+class _Wait(NamedTuple):
+    """One call of `receive`."""
+
+    source: Address
+    channel: str
+    position: Position
+    started: float
+    deadline: float
 
 
 class Mailboxes:
@@ -28,24 +42,25 @@ class Mailboxes:
         self._queues: defaultdict[tuple[Address, str], deque[Message]] = defaultdict(deque)
         self._departed: dict[Address, str] = {}
         self._failure: HybridEPError | None = None
+        self._wakers: set[Callable[[], None]] = set()
 
     def deliver(self, message: Message) -> None:
         """Append a message to its queue. Any thread."""
         with self._changed:
             self._queues[message.source, message.channel].append(message)
-            self._changed.notify_all()
+            self._notify()
 
     def depart(self, peer: Address, where: str) -> None:
         """`peer` ended in good order, at the place `where`: waits for more from it can't succeed."""
         with self._changed:
             self._departed[peer] = where
-            self._changed.notify_all()
+            self._notify()
 
     def fail(self, error: HybridEPError) -> None:
         """The job is broken: every present and future wait raises `error`. The first failure is kept."""
         with self._changed:
             self._failure = self._failure or error
-            self._changed.notify_all()
+            self._notify()
 
     def check(self) -> None:
         """Raise the failure, if there is one."""
@@ -54,29 +69,70 @@ class Mailboxes:
 
     def receive(self, source: Address, channel: str, position: Position, timeout_s: float | None = None) -> Message:
         """The next message of the queue, which has to carry `position`; see `WanPort.receive`."""
-        started = time.monotonic()
-        deadline = started + (self._operation_s if timeout_s is None else timeout_s)
-        queue = self._queues[source, channel]
+        wait = self._wait(source, channel, position, timeout_s)
         with self._changed:
-            while not queue:
-                self.check()
-                if source in self._departed:
-                    raise self._left(source, channel, position)
-                remaining_s = deadline - time.monotonic()
-                if remaining_s <= 0:
-                    raise DeadlineExceeded(
-                        peer=source.describe(self._dc_names),
-                        operation=f"{channel} at {position.describe()}",
-                        layer=position.layer if position.layer >= 0 else None,
-                        waited_s=time.monotonic() - started,
-                    )
-                self._changed.wait(remaining_s)
-            message = queue.popleft()
-        self._metrics.waited(position.layer, source.dc, channel, time.monotonic() - started)
-        if message.position != position:
+            while (message := self._take(wait)) is None:
+                self._changed.wait(wait.deadline - time.monotonic())
+        return self._accept(wait, message)
+
+    async def receive_async(
+        self, source: Address, channel: str, position: Position, timeout_s: float | None = None
+    ) -> Message:
+        """`receive` for a caller that runs an event loop; cancelling it loses no message."""
+        wait = self._wait(source, channel, position, timeout_s)
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(changed.set)
+
+        try:
+            while True:
+                changed.clear()
+                with self._changed:
+                    self._wakers.add(wake)
+                    message = self._take(wait)
+                if message is not None:
+                    return self._accept(wait, message)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), wait.deadline - time.monotonic())
+        finally:
+            with self._changed:
+                self._wakers.discard(wake)
+
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        for wake in self._wakers:
+            wake()
+
+    def _wait(self, source: Address, channel: str, position: Position, timeout_s: float | None) -> _Wait:
+        now = time.monotonic()
+        return _Wait(source, channel, position, now, now + (self._operation_s if timeout_s is None else timeout_s))
+
+    def _take(self, wait: _Wait) -> Message | None:
+        """The next message, or None while one can still come; raises what ends the wait. Holds the lock."""
+        queue = self._queues[wait.source, wait.channel]
+        if queue:
+            return queue.popleft()
+        self.check()
+        if wait.source in self._departed:
+            raise self._left(wait.source, wait.channel, wait.position)
+        if time.monotonic() >= wait.deadline:
+            raise DeadlineExceeded(
+                peer=wait.source.describe(self._dc_names),
+                operation=f"{wait.channel} at {wait.position.describe()}",
+                layer=wait.position.layer if wait.position.layer >= 0 else None,
+                waited_s=time.monotonic() - wait.started,
+            )
+        return None
+
+    def _accept(self, wait: _Wait, message: Message) -> Message:
+        waited_s = time.monotonic() - wait.started
+        self._metrics.waited(wait.position.layer, wait.source.dc, wait.channel, waited_s)
+        if message.position != wait.position:
             raise PositionMismatch(
-                mine=position.describe(),
-                peer=source.describe(self._dc_names),
+                mine=wait.position.describe(),
+                peer=wait.source.describe(self._dc_names),
                 theirs=message.position.describe(),
             )
         return message

@@ -126,8 +126,9 @@ class WorkerLink:
     async def receive_async(
         self, source: Address, channel: str, position: Position, timeout_s: float | None = None
     ) -> Message:
-        """`receive` for a caller that runs an event loop."""
-        return await asyncio.to_thread(self.receive, source, channel, position, timeout_s)
+        """`receive` for a caller that runs an event loop; cancelling it loses no message."""
+        self._where = position.describe()
+        return await self.mailboxes.receive_async(source, channel, position, timeout_s)
 
     def check(self) -> None:
         """See `WanPort.check`."""
@@ -197,7 +198,7 @@ class WorkerLink:
         self._main_task = asyncio.current_task()
         deadline = time.monotonic() + self._timeouts.rendezvous_s
         link = await join(self._make, endpoint, self._name_of(self._coordinator), deadline)
-        await link.gone
+        await asyncio.shield(link.gone)
 
     def _make(self) -> Connection:
         machine = LinkMachine(
