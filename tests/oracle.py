@@ -90,38 +90,40 @@ class Result:
     start: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def train_distributed(case: Case, runtime: Runtime) -> Result:
-    """One worker's part, written as a user would."""
+def train_distributed(case: Case, runtime: Runtime, device: str = "cpu") -> Result:
+    """One worker's part, written as a user would. The result is on the CPU."""
     torch.manual_seed(runtime.rank)
-    model = Model(case, runtime).double()
+    model = Model(case, runtime).double().to(device)
     with torch.no_grad():
         for layer in model.layers:
             for e, bias in enumerate(case.router_bias):
                 layer.router.weight[e] += bias
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
     runtime.attach(model, optimizer)
-    result = Result(start={name: p.detach().clone() for name, p in model.named_parameters()})
+    result = Result(start={name: p.detach().cpu().clone() for name, p in model.named_parameters()})
     for step in range(case.steps):
         optimizer.zero_grad()
         micro_batches = case.batches(step)[runtime.rank]
         for number, x in enumerate(micro_batches):
-            x = x.requires_grad_()
+            x = x.to(device).requires_grad_()
             if number < len(micro_batches) - 1:
                 with runtime.no_sync():
                     output = _backward(model, x)
             else:
                 output = _backward(model, x)
             if step == 0:
-                result.outputs.append(output)
-                result.input_gradients.append(x.grad)
+                result.outputs.append(output.cpu())
+                result.input_gradients.append(x.grad.cpu())
         if case.clip is not None:
-            result.norms.append(runtime.clip_grad_norm_(case.clip))
+            result.norms.append(runtime.clip_grad_norm_(case.clip).cpu())
         if step == 0:
-            result.gradients = {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+            result.gradients = {
+                n: None if p.grad is None else p.grad.cpu().clone() for n, p in model.named_parameters()
+            }
         optimizer.step()
     with torch.no_grad():
-        result.outputs.append(model(case.batches(case.steps)[runtime.rank][0]))
-    result.parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
+        result.outputs.append(model(case.batches(case.steps)[runtime.rank][0].to(device)).cpu())
+    result.parameters = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
     return result
 
 

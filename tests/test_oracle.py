@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,8 +13,14 @@ from tests.fleet import run_fleet
 from tests.oracle import Case, compare, train_distributed
 
 
-def check(case: Case, plan: Plan, seed: int = 0) -> None:
-    results = run_fleet(plan, lambda runtime: train_distributed(case, runtime), seed=seed, chunks=case.chunks)
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
+]
+
+
+def check(case: Case, plan: Plan, seed: int = 0, device: str = "cpu") -> None:
+    results = run_fleet(plan, lambda runtime: train_distributed(case, runtime, device), seed=seed, chunks=case.chunks)
     compare(case, plan, results)
 
 
@@ -90,12 +97,13 @@ def test_fewer_experts_than_workers():
     check(case, plan_of(layout, domains(layout, 2, (2,))))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("maker", [plain_ep, replicate_all])
-def test_accumulation_with_uneven_tokens_and_clipping(maker):
+def test_accumulation_with_uneven_tokens_and_clipping(maker, device):
     layout = Layout((2, 1))
     micro_tokens = ((5, 0, 3), (1, 7, 2), (4, 4, 9))
     case = Case(num_experts=4, top_k=2, layers=2, micro_tokens=micro_tokens, clip=0.05, chunks=2)
-    check(case, plan_of(layout, *[maker(layout, 4)] * 2))
+    check(case, plan_of(layout, *[maker(layout, 4)] * 2), device=device)
 
 
 @st.composite

@@ -77,7 +77,7 @@ class MoELayer(nn.Module):
         self.aux_loss = self.aux_coefficient * balance + self.z_coefficient * z_loss
         training = torch.is_grad_enabled()
         position = self._runtime.clock.forward(self._number, training=training)
-        anchor = torch.zeros((), requires_grad=training)
+        anchor = torch.zeros((), device=x.device, requires_grad=training)
         out_TH: torch.Tensor = ExchangeFunction.apply(  # type: ignore[no-untyped-call]
             self._exchange, self._holdings, position, self._after_backward, anchor, x_TH, index_TK, weight_TK
         )
