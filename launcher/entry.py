@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 from hybridep_rt.config import Limits
 from hybridep_rt.errors import HybridEPError, PeerLost, TransportError
@@ -31,9 +30,9 @@ from launcher.processes import JOB_VARIABLE, die_with_parent, job_directory
 from topology import Topology, load
 
 TRACEBACK_VARIABLE = "HYBRIDEP_TRACEBACK"
-_SESSION = "hybridep_rt.runtime.session"
+_SESSION = "hybridep_rt.runtime.start"
 _OTHERS_FIRST_S = 2.0
-"""Who only lost others lets them speak first: they know why, and their exit code is the job's."""
+"""Who only lost others lets them end first: they know why, and their exit code is the job's. Coordinators wait half."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -90,6 +89,8 @@ def _coordinate(topology: Topology, dc: int, settings: Settings) -> None:
         try:
             run_coordinator(config, listeners, others)
         except HybridEPError as error:  # it has said what happened
+            if isinstance(error, PeerLost):
+                time.sleep(_OTHERS_FIRST_S / 2)
             sys.exit(exit_code(error))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -145,15 +146,16 @@ def _be_user_program(user: UserCommand, me: Rank) -> None:
             _tell_coordinator(f"the training script ended with exit code {error.code}")
         raise
     except HybridEPError as error:
-        _tell_coordinator(str(error))
         if isinstance(error, (PeerLost, TransportError)):
             time.sleep(_OTHERS_FIRST_S)
         if os.environ.get(TRACEBACK_VARIABLE):
             _print_traceback(error)
-        _end(me.describe(), error)
+        _say(me.describe(), error)
+        _tell_coordinator(_one_line(error))
+        sys.exit(exit_code(error))
     except BaseException as error:
-        _tell_coordinator(f"{type(error).__name__}: {error}")
         _print_traceback(error)
+        _tell_coordinator(f"{type(error).__name__}: {_one_line(error)}")
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
@@ -178,12 +180,16 @@ def _typed_errors(who: str) -> Iterator[None]:
     try:
         yield
     except HybridEPError as error:
-        _end(who, error)
+        _say(who, error)
+        sys.exit(exit_code(error))
 
 
-def _end(who: str, error: HybridEPError) -> NoReturn:
-    print(f"hybridep: {who}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-    sys.exit(exit_code(error))
+def _say(who: str, error: HybridEPError) -> None:
+    print(f"hybridep: {who}: {_one_line(error)}", file=sys.stderr, flush=True)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 @contextmanager

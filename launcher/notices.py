@@ -22,7 +22,7 @@ _SIGNALLED = re.compile(r"process rank (\d+) .*exited on signal (\d+)")
 _ABORTED = re.compile(r'process rank (\d+) .*calling "abort"')
 _EXITED = re.compile(r"exited with non-zero status.*Process name: \[[^,\]]*,(\d+)\].*Exit code: *(\d+)")
 _IMPROPER = re.compile(r"process rank (\d+) .*exiting improperly")
-_OWN_WORDS = re.compile(rf'{PREFIX}(?:(?:worker \d+|coordinator) of DC "[^"]*": )?(.*)')
+_OWN_WORDS = re.compile(rf'{PREFIX}(?:(?:worker \d+|coordinator) of DC "[^"]*": )*(.*)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,23 @@ class Line:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Death:
+    """The first rank that mpirun blames for the end. `what` may hold `{exit_code}`."""
+
+    rank: int
+    what: str
+    by_signal: bool = False
+
+
 class Notices:
     """Call `feed` for each line and `finish` once at the end."""
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self._ranks = ranks
         self._blocks: dict[int | None, list[str]] = {}
-        self._death: tuple[int, str] | None = None
-        self._spoken: set[int] = set()
+        self._death: _Death | None = None
+        self._explained: set[int] = set()
         self._reasons: set[str] = set()
 
     @property
@@ -67,12 +76,13 @@ class Notices:
         return []
 
     def finish(self, exit_code: int) -> list[Line]:
-        """What is left to say after mpirun ended: unfinished blocks, and who died unless it told by itself."""
+        """What is left to say after mpirun ended: unfinished blocks, and who died unless that has been told."""
         lines = [Line(rank, text) for rank, block in self._blocks.items() for text in block]
         self._blocks.clear()
-        if self._death is not None and self._death[0] not in self._spoken:
-            rank, what = self._death
-            lines.append(Line(None, f"{PREFIX}{self._ranks[rank].describe()} {what.format(exit_code=exit_code)}"))
+        # Who was killed could not explain itself, and others only saw it vanish.
+        if self._death is not None and (self._death.by_signal or self._death.rank not in self._explained):
+            what = self._death.what.format(exit_code=exit_code)
+            lines.append(Line(None, f"{PREFIX}{self._ranks[self._death.rank].describe()} {what}"))
         return lines
 
     def _plain(self, rank: int | None, text: str) -> list[Line]:
@@ -82,7 +92,7 @@ class Notices:
         if match is None:
             # Open MPI's abort leaves a lone NUL behind.
             return [] if text == "\0" else [Line(rank, text)]
-        self._spoken.add(rank)
+        self._explained |= {rank} | {number for number, each in enumerate(self._ranks) if each.describe() in text}
         if match[1] in self._reasons:
             return []
         self._reasons.add(match[1])
@@ -97,21 +107,21 @@ class Notices:
         if rank is not None:
             return [] if block[1].startswith("MPI_ABORT was invoked") else [Line(rank, text) for text in block]
         death = _read_death(" ".join(block))
-        if death is None or death[0] >= len(self._ranks):
+        if death is None or death.rank >= len(self._ranks):
             return [Line(None, f"mpirun: {text}") for text in block if text.strip() and text != RULER]
         self._death = self._death or death
         return []
 
 
-def _read_death(text: str) -> tuple[int, str] | None:
+def _read_death(text: str) -> _Death | None:
     if match := _SIGNALLED.search(text):
-        if int(match[2]) == START_ALARM:
-            return int(match[1]), "waited in vain for the other processes of this mpirun to start"
-        return int(match[1]), f"died (signal {match[2]})"
+        alarm = int(match[2]) == START_ALARM
+        waited = "waited in vain for the other processes of this mpirun to start"
+        return _Death(int(match[1]), waited if alarm else f"died (signal {match[2]})", by_signal=True)
     if match := _ABORTED.search(text):
-        return int(match[1]), "ended the job (exit code {exit_code})"
+        return _Death(int(match[1]), "ended the job (exit code {exit_code})")
     if match := _EXITED.search(text):
-        return int(match[1]), f"ended the job (exit code {match[2]})"
+        return _Death(int(match[1]), f"ended the job (exit code {match[2]})")
     if match := _IMPROPER.search(text):
-        return int(match[1]), "ended without leaving MPI in good order"
+        return _Death(int(match[1]), "ended without leaving MPI in good order")
     return None

@@ -20,7 +20,7 @@ TOKEN = "ab" * 32
 
 # What a worker does once all have joined: `end`, `exit N` or `raise` (the last worker of the last DC), or `wait`.
 PROGRAM = """
-import os, sys
+import os, sys, types
 from hybridep_rt.config import Limits
 from hybridep_rt.errors import PlanError
 from hybridep_rt.metrics import Metrics
@@ -37,6 +37,7 @@ me = Address(topology.dc_index(told.dc), told.worker)
 last = Address(len(topology.datacenters) - 1, topology.workers_per_dc[-1] - 1)
 job = Job(topology.cluster, topology.digest(), told.epoch, told.run_token)
 link = WorkerLink.connect(told.endpoint, me, job, topology.dc_names, told.timeouts, Limits(), Metrics())
+sys.modules["hybridep_rt.runtime.start"] = types.SimpleNamespace(fail=link.fail)  # as `init` does, without torch
 print("joined", sys.argv[1:], "torch" in sys.modules, flush=True)
 if sys.argv[1] in ("exit", "raise", "typed") and me == last:
     if sys.argv[1] == "exit":

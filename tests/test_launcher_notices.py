@@ -86,6 +86,7 @@ def test_who_spoke_itself_is_not_spoken_for() -> None:
 
 def test_one_reason_is_told_once() -> None:
     lines = [f'[1,{rank}]<stderr>: hybridep: worker {rank - 3} of DC "b": no such plan' for rank in (3, 4)]
+    lines.append('[1,0]<stderr>: hybridep: coordinator of DC "a": worker 1 of DC "b": no such plan')
     assert show(lines) == [Line(None, 'hybridep: worker 0 of DC "b": no such plan')]
 
 
