@@ -12,7 +12,6 @@ from hybridep_rt.planner.plan import LayerPlan, Layout, Plan
 from tests.fleet import run_fleet
 from tests.oracle import Case, compare, train_distributed
 
-
 DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),

@@ -16,7 +16,8 @@ def as_bytes(values: torch.Tensor) -> memoryview:
     flat = values.detach().contiguous().reshape(-1)
     if flat.numel() == 0:
         return memoryview(b"")
-    host = flat.view(torch.uint8).to("cpu")
+    raw = flat.view(torch.uint8)
+    host = _staged(raw) if raw.is_cuda else raw
     return memoryview(host.numpy().data).cast("B")
 
 
@@ -31,3 +32,11 @@ def as_tensor(payload: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch
     view = memoryview(payload).cast("B")
     writable = view if not view.readonly else memoryview(bytearray(view))
     return torch.frombuffer(writable, dtype=torch.uint8).view(dtype).reshape(tuple(shape))
+
+
+def _staged(raw: torch.Tensor) -> torch.Tensor:
+    """A GPU tensor's bytes in pinned host memory, which torch's allocator reuses from step to step."""
+    host = torch.empty(raw.shape, dtype=torch.uint8, pin_memory=True)
+    host.copy_(raw, non_blocking=True)
+    torch.cuda.current_stream(raw.device).synchronize()
+    return host
