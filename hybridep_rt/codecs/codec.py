@@ -66,8 +66,8 @@ class Codecs:
         """`"weights=bf16,tokens=bf16"` -> Codecs; what is not named stays exact. Raises ConfigError."""
         chosen: dict[str, str] = {}
         for item in filter(None, text.split(",")):
-            kind, _, name = item.partition("=")
-            if kind not in cls.__dataclass_fields__ or kind in chosen:
+            kind, equals, name = item.partition("=")
+            if not equals or kind not in cls.__dataclass_fields__ or kind in chosen:
                 allowed = ", ".join(cls.__dataclass_fields__)
                 raise ConfigError(f'codecs: "{item}" should be KIND=CODEC, each KIND once, one of {allowed}')
             chosen[kind] = name
