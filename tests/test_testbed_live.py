@@ -21,11 +21,12 @@ from launcher.testbed import tun
 from launcher.testbed.bed import NAMESPACES, Testbed
 from launcher.testbed.control import Change
 from launcher.testbed.measure import measure
+from launcher.testbed.rights import missing_rights
 from launcher.testbed.shaping import Access, Shape
 from launcher.testbed.verdict import expect
 from topology.errors import ConfigError
 
-MISSING = beds.missing_rights()
+MISSING = missing_rights()
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}")
 USUAL = Shape(100e6 / 8, 0.020)
 SHAPES = {(0, 1): USUAL, (1, 0): USUAL}

@@ -22,6 +22,7 @@ from launcher.testbed.derive import access_of, shapes_of
 from launcher.testbed.inside import write_topology
 from launcher.testbed.measure import measure
 from launcher.testbed.report import json_of, table_of
+from launcher.testbed.rights import obtain_rights
 from launcher.testbed.shapes_text import changes_of
 from launcher.testbed.shaping import Access, Shape
 from launcher.testbed.sites import Program, run_all
@@ -51,7 +52,8 @@ class _BeforeAndAfter(click.Command):
 def testbed() -> None:
     """A WAN on this machine: a network namespace per DC, joined by a relay that keeps to the topology's links.
 
-    Needs root, /dev/net/tun, iproute2 and util-linux. Traffic stays on this machine, at addresses of 198.18.0.0/15.
+    Needs /dev/net/tun, iproute2, util-linux, and root or user namespaces. Traffic stays on this machine, at
+    addresses of 198.18.0.0/15.
     """
 
 
@@ -96,7 +98,7 @@ def _scratch(bed: Testbed, name: str) -> dict[str, str]:
     """A directory for temporary files that goes with the testbed."""
     path = bed.directory / name
     path.mkdir()
-    return {"TMPDIR": str(path)}
+    return {"TMPDIR": str(path), "XDG_RUNTIME_DIR": str(path)}
 
 
 @testbed.command("exec", cls=_BeforeAndAfter)
@@ -171,11 +173,12 @@ def _verify_topology(layout: Topology, seconds: float) -> list[Verdict]:
 
 
 def _verify_matrix(seconds: float) -> list[Verdict]:
+    obtain_rights()
     access = [Access(), Access()]
     usual = Shape(_MATRIX_BITS_PER_S[0] / 8)
     shapes = {(0, 1): usual, (1, 0): usual}
     verdicts = []
-    with Testbed(("a", "b"), access, shapes, label="verify") as bed, _orderly_end():
+    with _orderly_end(), Testbed(("a", "b"), access, shapes, label="verify") as bed:
         for bits_per_s in _MATRIX_BITS_PER_S:
             for rtt_s in _MATRIX_RTT_S:
                 now = replace(usual, rate_bytes_per_s=bits_per_s / 8, delay_s=rtt_s / 2)
@@ -202,6 +205,7 @@ def _verdict(
 
 @contextmanager
 def _testbed(layout: Topology, seed: int) -> Iterator[Testbed]:
+    obtain_rights()
     bed = Testbed(layout.dc_names, access_of(layout), shapes_of(layout), label=_label(layout.source), seed=seed)
     with _orderly_end(), bed:
         yield bed
@@ -214,7 +218,9 @@ def _orderly_end() -> Iterator[None]:
     def leave(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # nohup has SIGHUP ignored, and means it.
+    heard = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, leave) for number in heard}
     try:
         yield
     finally:

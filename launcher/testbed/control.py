@@ -107,7 +107,7 @@ def unpack_wiring(data: bytes) -> Wiring:
             for source, target, shape in fields["shapes"]
         }
         return Wiring(sites, shapes, _text(fields["control"], "control"), int(fields["seed"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"the relay's network is malformed: {error}") from None
 
 

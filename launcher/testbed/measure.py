@@ -11,6 +11,7 @@ from time import perf_counter
 
 from launcher.testbed import tun
 from launcher.testbed.bed import Testbed
+from launcher.testbed.priority import ahead_of_others
 from launcher.testbed.verdict import Expected, Measured
 from topology.errors import HybridEPError
 
@@ -23,7 +24,7 @@ _PINGS_S = 2.0
 def measure(bed: Testbed, expected: Expected, seconds: float) -> Measured:
     """Round trips on an idle link, then goodput over so many seconds. Raises HybridEPError if the link is dead."""
     try:
-        with _connection(bed, expected) as (sender, receiver):
+        with ahead_of_others(), _connection(bed, expected) as (sender, receiver):
             rtt_s = _round_trip_s(sender, receiver, expected.rtt_s)
             sender.setblocking(False)
             receiver.setblocking(False)
@@ -61,20 +62,22 @@ def _prepare(sender: socket.socket, server: socket.socket, expected: Expected) -
     """Have one connection fill the link."""
     for end in (sender, server):
         end.settimeout(_CONNECT_S)
-    if expected.loss:
-        _choose_bbr(sender)
-    else:
-        # The window holds the pipe and half of its queue: the link is kept full, and nothing is dropped.
-        window = expected.rate_bytes_per_s * expected.rtt_s + expected.queue_bytes / 2
+    pipe_bytes = expected.rate_bytes_per_s * expected.rtt_s
+    if expected.loss or expected.queue_bytes < pipe_bytes:
+        _choose_bbr(sender, needed=expected.loss > 0)
+    if not expected.loss:
+        # The window holds the pipe and half of its queue: the link is kept full, and little is dropped.
+        window = pipe_bytes + expected.queue_bytes / 2
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, int(window))
 
 
-def _choose_bbr(sender: socket.socket) -> None:
-    """Have the kernel not take every loss for congestion; without BBR the rate of a lossy link can't be reached."""
+def _choose_bbr(sender: socket.socket, *, needed: bool) -> None:
+    """Have the kernel not take every loss for congestion, nor fill a short queue until it drops."""
     try:
         sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
     except OSError:
-        raise HybridEPError("the rate of a link with loss can only be measured with TCP BBR (module tcp_bbr)") from None
+        if needed:
+            raise HybridEPError("the rate of a link with loss can only be measured with BBR (tcp_bbr)") from None
 
 
 def _round_trip_s(sender: socket.socket, receiver: socket.socket, expected_s: float) -> float:

@@ -7,7 +7,6 @@ It dies with the process that started it; its devices die with it.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import select
@@ -22,12 +21,11 @@ from time import monotonic
 from launcher.processes import die_with_parent
 from launcher.testbed import control
 from launcher.testbed.packets import PACKET_BYTES_MAX, parse
+from launcher.testbed.priority import keep_time
 from launcher.testbed.shaping import Network
 from launcher.testbed.tun import open_tun, set_super_packets
 from topology.errors import ConfigError
 
-_PR_SET_TIMERSLACK = 29
-_TIMER_SLACK_NS = 1000
 # One device may not keep the others waiting for longer than this many packets take.
 _READS_AT_ONCE = 64
 # An idle virtual machine wakes up late by up to this after a long sleep, by a few microseconds after a short one.
@@ -122,15 +120,6 @@ def _sleep_s(wait_s: float) -> float | None:
     return max(wait_s if wait_s < 2 * _OVERSLEEP_S else wait_s - _OVERSLEEP_S, 0.0)
 
 
-def keep_time() -> None:
-    """Run ahead of the programs under test, which may keep every core busy; wake up when asked, not when convenient."""
-    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _TIMER_SLACK_NS)
-    with suppress(PermissionError):
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    # Nothing here makes reference cycles, and a collection would hold up packets.
-    gc.disable()
-
-
 def main() -> None:
     """Read the wiring, open the devices, say so, relay."""
     die_with_parent(int(sys.argv[1]))
@@ -142,6 +131,8 @@ def main() -> None:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     keep_time()
+    # Nothing here makes reference cycles, and a collection would hold up packets.
+    gc.disable()
     relay.run()
 
 
