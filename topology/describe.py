@@ -24,6 +24,7 @@ def describe(topology: Topology, domains: Domains) -> dict[str, Any]:
         "digest": topology.digest(),
         "emulate": topology.emulate,
         "insecure": topology.insecure,
+        "emulate_compute_flops_per_s": topology.emulate_compute_flops_per_s,
         "datacenters": [asdict(dc) | {"workers": dc.workers} for dc in topology.datacenters],
         "levels": None if topology.levels is None else [asdict(level) for level in topology.levels],
         "links": _links(topology),

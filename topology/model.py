@@ -120,8 +120,9 @@ class LinkTable(Mapping[tuple[int, int], Link]):
 class Topology:
     """Where everything is. `links` holds every ordered pair of DC numbers; `levels` is None where the tree is uneven.
 
-    `emulate`: coordinators emulate each link's rate and delay. `insecure`: no TLS between coordinators. `source`: the
-    file it came from. Raises TopologyError when the parts contradict each other.
+    `emulate`: coordinators emulate each link's rate and delay. `insecure`: no TLS between coordinators.
+    `emulate_compute_flops_per_s`: kernels are replaced by waits, at this rate. `source`: the file it came from.
+    Raises TopologyError when the parts contradict each other.
     """
 
     cluster: str
@@ -130,6 +131,7 @@ class Topology:
     levels: tuple[Level, ...] | None
     emulate: bool = False
     insecure: bool = False
+    emulate_compute_flops_per_s: float | None = None
     source: str = "<memory>"
 
     def __post_init__(self) -> None:
@@ -196,6 +198,7 @@ class Topology:
             "levels": None if self.levels is None else [astuple(level) for level in self.levels],
             "emulate": self.emulate,
             "insecure": self.insecure,
+            "emulate_compute_flops_per_s": self.emulate_compute_flops_per_s,
         }
 
 

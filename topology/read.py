@@ -28,16 +28,19 @@ The explicit form names its datacenters, which may be uneven, and the link of ev
       datacenter: {node_bandwidth: 10 GB/s, worker_bandwidth: 300 GB/s}   # between hosts, and inside a host
 
 `wan` is where peers reach a DC's coordinator; `listen` where it binds, if that differs (NAT). `uplink` and `downlink`
-bound a DC's sum over all peers. Both forms know `emulate: true` (coordinators emulate each link's rate and delay) and
-`insecure: true` (no TLS between coordinators). If all DCs and hosts are alike, the explicit form is symmetric too.
-Every quantity has a unit. Unknown keys are errors.
+bound a DC's sum over all peers. Both forms know `emulate: true` (coordinators emulate each link's rate and delay),
+`emulate_compute: 50 TFLOP/s` (kernels are replaced by waits) and `insecure: true` (no TLS between coordinators). If all
+DCs and hosts are alike, the explicit form is symmetric too. Every quantity has a unit. Unknown keys are errors.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from topology import read_levels, read_sites
 from topology.document import read
 from topology.model import Topology
+from topology.read_fields import flops
 
 
 def parse(text: str, source: str = "<text>") -> Topology:
@@ -52,10 +55,9 @@ def parse(text: str, source: str = "<text>") -> Topology:
     form = read_levels if "levels" in names else read_sites
     fields = document.fields(form.KEYS, ("cluster",))
     reader = read_levels.read_levels if "levels" in names else read_sites.read_sites
-    return reader(
-        fields,
-        cluster=fields["cluster"].name(),
+    return replace(
+        reader(fields, cluster=fields["cluster"].name(), source=source),
         emulate="emulate" in fields and fields["emulate"].flag(),
         insecure="insecure" in fields and fields["insecure"].flag(),
-        source=source,
+        emulate_compute_flops_per_s=flops(fields["emulate_compute"]) if "emulate_compute" in fields else None,
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from topology.document import Item
 from topology.model import Datacenter, Host, Link
-from topology.units import RATE, SHARE, SIZE, TIME
+from topology.units import FLOPS, RATE, SHARE, SIZE, TIME
 
 DATACENTERS_MAX = 4096
 WORKERS_MAX = 1 << 20
@@ -17,6 +17,11 @@ HOST_KEYS = ("name", "address", "workers")
 def rate(item: Item) -> float:
     """A rate in bytes per second."""
     return item.quantity(RATE, 1.0, 1e15)
+
+
+def flops(item: Item) -> float:
+    """A rate of arithmetic in floating-point operations per second."""
+    return item.quantity(FLOPS, 1e6, 1e18)
 
 
 def time(item: Item) -> float:

@@ -11,13 +11,13 @@ from topology.document import Item
 from topology.model import Datacenter, Host, Level, Link, LinkTable, Topology, some
 from topology.read_fields import DATACENTERS_MAX, WORKERS_MAX, check_wan, hosts_here, link, rate, time, unique_hosts
 
-KEYS = ("cluster", "levels", "hosts", "wan", "listen", "emulate", "insecure")
+KEYS = ("cluster", "levels", "hosts", "wan", "listen", "emulate", "emulate_compute", "insecure")
 LEVELS_MAX = 8
 _LEVEL_KEYS = ("name", "count", "bandwidth", "latency")
 _WAN_KEYS = (*_LEVEL_KEYS, "jitter", "loss", "queue")
 
 
-def read_levels(fields: Mapping[str, Item], *, cluster: str, emulate: bool, insecure: bool, source: str) -> Topology:
+def read_levels(fields: Mapping[str, Item], *, cluster: str, source: str) -> Topology:
     """A topology file's fields -> Topology. Raises TopologyError."""
     levels = _levels(fields["levels"])
     names = dc_names(levels[0].count)
@@ -39,7 +39,7 @@ def read_levels(fields: Mapping[str, Item], *, cluster: str, emulate: bool, inse
     )
     check_wan(datacenters, wan)
     links = LinkTable(len(names), {}, levels[0].link)
-    return Topology(cluster, datacenters, links, levels, emulate, insecure, source)
+    return Topology(cluster, datacenters, links, levels, source=source)
 
 
 def dc_names(number: int) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from topology.read_fields import (
     unique_hosts,
 )
 
-KEYS = ("cluster", "datacenters", "links", "defaults", "emulate", "insecure")
+KEYS = ("cluster", "datacenters", "links", "defaults", "emulate", "emulate_compute", "insecure")
 # The inside of a DC where the file says nothing about it: a 100 Gbit/s network, less its headers.
 ASSUMED_INSIDE = Link(10e9, 20e-6)
 _DEFAULTS = ("uplink", "downlink", "node_bandwidth", "node_latency", "worker_bandwidth", "worker_latency")
@@ -44,7 +44,7 @@ class _Site:
         return tuple(host.workers for host in self.datacenter.hosts)
 
 
-def read_sites(fields: Mapping[str, Item], *, cluster: str, emulate: bool, insecure: bool, source: str) -> Topology:
+def read_sites(fields: Mapping[str, Item], *, cluster: str, source: str) -> Topology:
     """A topology file's fields -> Topology. Raises TopologyError."""
     defaults = fields["defaults"].fields(("link", "datacenter")) if "defaults" in fields else {}
     usual = defaults["datacenter"].fields(_DEFAULTS) if "datacenter" in defaults else {}
@@ -52,7 +52,7 @@ def read_sites(fields: Mapping[str, Item], *, cluster: str, emulate: bool, insec
     datacenters = tuple(site.datacenter for site in sites)
     common = defaults["link"].fields(LINK_KEYS) if "link" in defaults else {}
     links = _LinkReader(tuple(dc.name for dc in datacenters), common).table(fields.get("links"), fields["datacenters"])
-    return Topology(cluster, datacenters, links, _levels(sites, links), emulate, insecure, source)
+    return Topology(cluster, datacenters, links, _levels(sites, links), source=source)
 
 
 def _sites(item: Item, usual: Mapping[str, Item]) -> list[_Site]:

@@ -54,6 +54,7 @@ TIME = Quantity(
     },
 )
 SIZE = Quantity("64 KiB", {f"{prefix}B": Fraction(size) for prefix, size in (_DECIMAL | _BINARY).items()})
+FLOPS = Quantity("50 TFLOP/s", {f"{prefix}FLOP/s": Fraction(size) for prefix, size in _DECIMAL.items()})
 SHARE = Quantity("0.1 %", {"%": Fraction(1, 100)})
 
 

@@ -15,14 +15,17 @@ Tensors: TypeAlias = Sequence[torch.Tensor]
 """One expert's tensors, in the order of `ExpertKind.shapes`."""
 
 
+Apply: TypeAlias = Callable[[Tensors, torch.Tensor], torch.Tensor]
+"""One expert: (tensors, x [N,H]) -> [N,H]."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertKind:
     """A two-matrix ("gelu") or three-matrix ("swiglu") MLP. H hidden, F ffn."""
 
     names: tuple[str, ...]
     shapes: Callable[[int, int], tuple[tuple[int, int], ...]]
-    apply: Callable[[Tensors, torch.Tensor], torch.Tensor]
-    """(tensors, x [N,H]) -> [N,H]"""
+    apply: Apply
 
 
 def _swiglu(tensors: Tensors, x_NH: torch.Tensor) -> torch.Tensor:
@@ -61,7 +64,7 @@ def initial_tensors(kind: ExpertKind, hidden: int, ffn: int, seed: int) -> list[
 
 
 def weighted_sum(
-    apply: Callable[[Tensors, torch.Tensor], torch.Tensor],
+    apply: Apply,
     held: Mapping[int, Tensors],
     x_NH: torch.Tensor,
     row_P: torch.Tensor,

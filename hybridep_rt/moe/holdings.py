@@ -15,7 +15,7 @@ import torch
 from hybridep_rt.codecs.buffers import as_bytes
 from hybridep_rt.codecs.codec import Codec, Codecs, make_codec
 from hybridep_rt.errors import CodecError
-from hybridep_rt.moe.experts import ExpertKind, weighted_sum
+from hybridep_rt.moe.experts import Apply, weighted_sum
 from hybridep_rt.moe.tables import LayerTables
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.messages import Bytes, Traffic
@@ -44,7 +44,7 @@ class Holdings:
         self,
         layer: int,
         tables: LayerTables,
-        kind: ExpertKind,
+        apply: Apply,
         shapes: Sequence[tuple[int, int]],
         parameters: Mapping[int, Sequence[torch.nn.Parameter]],
         *,
@@ -55,7 +55,7 @@ class Holdings:
     ) -> None:
         self._layer = layer
         self._tables = tables
-        self._kind = kind
+        self._apply = apply
         self._shapes = shapes
         self._parameters = parameters
         self._like = like
@@ -116,7 +116,7 @@ class Holdings:
         """See `weighted_sum`."""
         if torch.is_grad_enabled():
             self._stage = Stage.USED
-        return weighted_sum(self._kind.apply, self._leaves, x_NH, row_P, expert_P, weight_P)
+        return weighted_sum(self._apply, self._leaves, x_NH, row_P, expert_P, weight_P)
 
     def return_gradients(self, step: int) -> None:
         """Sum the copies' gradients inside the DC and send them home. Does not wait for the WAN.

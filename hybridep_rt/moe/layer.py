@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
 from hybridep_rt.codecs.codec import make_codec
 from hybridep_rt.errors import ConfigError
 from hybridep_rt.moe.exchange import Exchange, ExchangeFunction
-from hybridep_rt.moe.experts import expert_kind, expert_seed, initial_tensors
+from hybridep_rt.moe.experts import Tensors, expert_kind, expert_seed, initial_tensors
 from hybridep_rt.moe.holdings import Holdings
 from hybridep_rt.moe.router import Router
 from hybridep_rt.moe.tables import layer_tables
 from hybridep_rt.planner.economics import LayerShape
 from hybridep_rt.planner.plan import LayerPlan
+from hybridep_rt.runtime.emulated import EmulatedCompute
 from hybridep_rt.runtime.session import Runtime
 from hybridep_rt.runtime.start import current
 
@@ -97,7 +100,7 @@ class MoELayer(nn.Module):
         self._holdings = Holdings(
             self._number,
             tables,
-            self._kind,
+            self._kind.apply if runtime.emulated is None else partial(_emulated_expert, runtime.emulated),
             self._shapes,
             parameters,
             like=like.detach(),
@@ -135,6 +138,10 @@ class MoELayer(nn.Module):
 
     def _after_backward(self) -> None:
         self._runtime.after_layer_backward(self)
+
+
+def _emulated_expert(compute: EmulatedCompute, tensors: Tensors, x_NH: torch.Tensor) -> torch.Tensor:
+    return compute.kernel(x_NH, 2.0 * len(x_NH) * sum(tensor.numel() for tensor in tensors), list(tensors))
 
 
 def aux_loss(model: nn.Module) -> torch.Tensor:

@@ -22,6 +22,7 @@ from hybridep_rt.protocol.position import Phase
 from hybridep_rt.runtime.agreement import agree, describe_model, digest
 from hybridep_rt.runtime.clock import Clock
 from hybridep_rt.runtime.collectives import Collectives
+from hybridep_rt.runtime.emulated import EmulatedCompute
 from hybridep_rt.runtime.gradients import all_finite, average_gradients
 from hybridep_rt.runtime.mailbox import Mailbox
 from hybridep_rt.runtime.planning import Load, PlanSource
@@ -70,6 +71,7 @@ class Runtime:
     codecs: Codecs = field(default_factory=Codecs)
     chunks: int = 1
     metrics: Metrics = field(default_factory=Metrics)
+    emulated: EmulatedCompute | None = None
 
     def __post_init__(self) -> None:
         if self.chunks < 1:
@@ -155,6 +157,7 @@ class Runtime:
             "plan": digest(self.plan),
             "codecs": repr(self.codecs),
             "token chunks": str(self.chunks),
+            "emulated compute": "none" if self.emulated is None else f"{self.emulated.flops_per_s} FLOP/s",
         }
         agree(facts, self.address, self.layout, self.dc_names, self.wan, self.clock.collective(Phase.ATTACH))
         for layer, layer_plan in zip(self._layers, self.plan.layers, strict=True):
@@ -166,6 +169,10 @@ class Runtime:
         self.publish()
         if self.rank == 0:
             _LOG.info("plan: %s", "\n".join((self.plan.reason, *self.plan.terms)))
+            if self.emulated is not None:
+                _LOG.info(
+                    "compute is emulated at %g FLOP/s: times are those of such a machine", self.emulated.flops_per_s
+                )
         return self.plan
 
     def publish(self) -> None:
@@ -224,6 +231,16 @@ class Runtime:
             assert parameter.grad is not None
             parameter.grad.mul_(scale.to(parameter.grad.dtype))
         return norm
+
+    def kernel(self, module: nn.Module, x: torch.Tensor, flops: float) -> torch.Tensor:
+        """`module(x)`; where compute is emulated, `x` after the time of `flops` floating-point operations.
+
+        For parts of a model that keep the shape of their input, so that emulated runs take their time too.
+        """
+        if self.emulated is None:
+            result: torch.Tensor = module(x)
+            return result
+        return self.emulated.kernel(x, flops, list(module.parameters()))
 
     def mailbox(self, channel: str) -> Mailbox:
         """Messages of your own between any two workers of any DCs."""

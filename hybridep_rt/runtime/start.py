@@ -13,6 +13,7 @@ from hybridep_rt.planner.plan import Layout
 from hybridep_rt.planner.plan_spec import parse_plan_spec
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.link import Job
+from hybridep_rt.runtime.emulated import EmulatedCompute
 from hybridep_rt.runtime.environment import Environment
 from hybridep_rt.runtime.planning import TopologyPlan
 from hybridep_rt.runtime.session import Runtime
@@ -94,7 +95,13 @@ def _join(environment: Environment) -> Runtime:
         codecs=codecs,
         chunks=chunks,
         metrics=metrics,
+        emulated=_emulated(topology),
     )
+
+
+def _emulated(topology: Topology) -> EmulatedCompute | None:
+    flops_per_s = topology.emulate_compute_flops_per_s
+    return None if flops_per_s is None else EmulatedCompute(flops_per_s)
 
 
 def _use_loopback(datacenter: Datacenter) -> None:
