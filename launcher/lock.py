@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -13,15 +14,25 @@ from urllib.parse import quote
 
 from hybridep_rt.errors import ConfigError
 
+_HOLDER = re.compile(rb"(\d+) ([0-9a-z]+)\n")
+
 
 @contextlib.contextmanager
-def job_lock(cluster: str, dcs: Sequence[str], directory: Path | None = None) -> Iterator[None]:
-    """Hold the locks of these DCs. Raises ConfigError, which names the cluster and the other job's pid."""
+def job_lock(cluster: str, dcs: Sequence[str], mark: str, directory: Path | None = None) -> Iterator[set[str]]:
+    """Hold the locks of these DCs; gives the marks of the jobs that held them before, which are over or were killed.
+
+    Raises ConfigError, which names the cluster and the other job's pid.
+    """
     where = runtime_directory() if directory is None else directory
+    earlier = set()
     with contextlib.ExitStack() as held:
         for dc in dcs:
-            held.callback(os.close, _take(where, cluster, dc))
-        yield
+            lock = _take(where, cluster, dc)
+            held.callback(os.close, lock)
+            earlier.add(_read(lock)[1])
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()} {mark}\n".encode(), 0)
+        yield earlier - {""}
 
 
 def runtime_directory() -> Path:
@@ -47,11 +58,14 @@ def _take(directory: Path, cluster: str, dc: str) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        pid = os.read(lock, 20).decode("ascii", "replace").strip() or "unknown"
+        pid, _ = _read(lock)
         os.close(lock)
         raise ConfigError(
             f'cluster "{cluster}" is already running on this machine: DC "{dc}" belongs to the job with pid {pid}'
         ) from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock
+
+
+def _read(lock: int) -> tuple[str, str]:
+    match = _HOLDER.fullmatch(os.pread(lock, 100, 0))
+    return (match[1].decode(), match[2].decode()) if match else ("unknown", "")

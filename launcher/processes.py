@@ -25,31 +25,20 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def kill_leftovers(job: str, patience_s: float = 5.0) -> int:
-    """Kill every process of this machine that carries the job's mark; returns how many there were."""
+def clear_away(job: str, patience_s: float = 5.0) -> None:
+    """Kill every process of this machine that carries the job's mark, and remove the folders that they left."""
     deadline = time.monotonic() + patience_s
-    seen: set[int] = set()
-    while (left := _marked(job)) and time.monotonic() < deadline:
-        seen |= set(left)
+    while (left := marked(job)) and time.monotonic() < deadline:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-    return len(seen)
-
-
-def job_directory(job: str) -> str:
-    """A new private directory; its path is short, as those of Unix sockets must be."""
-    return tempfile.mkdtemp(prefix=f"hybridep-{job}-")
-
-
-def remove_job_directories(job: str) -> None:
-    """Remove what the processes of the job, which may have been killed, left behind on this machine."""
     for path in Path(tempfile.gettempdir()).glob(f"hybridep-{job}-*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _marked(job: str) -> list[int]:
+def marked(job: str) -> list[int]:
+    """Processes of this machine that carry the job's mark, as far as this user may see them."""
     mark = f"{JOB_VARIABLE}={job}".encode()
     found = []
     for entry in os.scandir("/proc"):
@@ -58,3 +47,8 @@ def _marked(job: str) -> list[int]:
                 if mark in Path(entry.path, "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
     return found
+
+
+def job_directory(job: str) -> str:
+    """A new private directory; its path is short, as those of Unix sockets must be."""
+    return tempfile.mkdtemp(prefix=f"hybridep-{job}-")

@@ -17,7 +17,7 @@ from hybridep_rt.planner.plan_spec import Maker, parse_plan_spec
 from hybridep_rt.runtime.environment import TOKEN_VARIABLE, Settings, parse_timeouts, parse_token
 from launcher.command import Machine, UserCommand, mpirun_command, parse_user_command, ranks, started_dcs
 from launcher.lock import job_lock
-from launcher.processes import JOB_VARIABLE, job_directory
+from launcher.processes import JOB_VARIABLE, clear_away, job_directory
 from launcher.supervise import Job, supervise
 from topology import Topology, load
 from topology.domains import Domains
@@ -80,7 +80,9 @@ def _start(topology: Topology, site: str | None, settings: Settings, user: UserC
     dcs = started_dcs(topology, site)
     mark = secrets.token_hex(6)
     variables = _variables(settings) | {JOB_VARIABLE: mark}
-    with job_lock(topology.cluster, [dc.name for dc in dcs]):
+    with job_lock(topology.cluster, [dc.name for dc in dcs], mark) as earlier:
+        for each in earlier:
+            clear_away(each)
         words = mpirun_command(dcs, settings.topology, user, _machine(job_directory(mark)), _exported(variables))
         return supervise(Job(words, {**os.environ, **variables}, ranks(dcs), mark, log_dir))
 

@@ -20,7 +20,7 @@ import click
 from hybridep_rt.errors import ConfigError
 from launcher.command import Rank
 from launcher.notices import PREFIX, Line, Notices
-from launcher.processes import die_with_parent, kill_leftovers, remove_job_directories
+from launcher.processes import clear_away, die_with_parent
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -50,8 +50,7 @@ def supervise(job: Job) -> int:
             screen = stack.enter_context(_Screen(job.ranks, job.log_dir))
             return _Mpirun(job, screen).run()
     finally:
-        kill_leftovers(job.mark)
-        remove_job_directories(job.mark)
+        clear_away(job.mark)
 
 
 class _Mpirun:
@@ -77,6 +76,8 @@ class _Mpirun:
         with self._process, _handling(self._pass_on):
             try:
                 self._read_all()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_ENDING_S)
             finally:
                 self._process.kill()
         code = self._process.wait()
@@ -86,9 +87,10 @@ class _Mpirun:
         return code if code >= 0 else 128 - code
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        # Who asks twice does not want to wait.
+        self._process.send_signal(number if self._signalled is None else signal.SIGKILL)
         self._signalled = number
         self._end_soon()
-        self._process.send_signal(number)
 
     def _end_soon(self) -> None:
         self._deadline = self._deadline or time.monotonic() + _ENDING_S

@@ -14,6 +14,8 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from launcher.processes import JOB_VARIABLE
+
 END_S = 15.0
 START_S = 45.0
 TOKEN = "ab" * 32
@@ -91,6 +93,10 @@ class Launched:
     def pids(self, wanted: str = "") -> list[int]:
         """Processes of this command, itself included, whose command line contains `wanted`."""
         return [pid for pid in _pids() if self._mark in _read(pid, "environ") and wanted in _read(pid, "cmdline")]
+
+    def mark_of_ranks(self) -> str:
+        """By which the launcher knows its processes and folders."""
+        return _read(self.pids("launcher.entry")[-1], "environ").partition(f"{JOB_VARIABLE}=")[2].split()[0]
 
     def wait_until_gone(self) -> None:
         """Fails unless all processes are gone within the time that a broken job may take."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.processes import clear_away
 from tests.launched import Launch, Launched, launching
 
 WORKERS = 3
@@ -50,9 +51,11 @@ def test_a_killed_mpirun_ends_the_job(launch: Launch) -> None:
 
 def test_a_killed_launcher_leaves_nothing(launch: Launch) -> None:
     job = waiting_job(launch)
+    mark = job.mark_of_ranks()
     job.process.kill()
     assert job.end() == -signal.SIGKILL
     job.wait_until_gone()
+    clear_away(mark)  # what the cluster's next job would do
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

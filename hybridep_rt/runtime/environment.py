@@ -49,17 +49,15 @@ class Settings:
 
     def write(self) -> dict[str, str]:
         """The variables that `read` understands."""
-        variables = {
+        return {
             "HYBRIDEP_TOPOLOGY": self.topology,
             TOKEN_VARIABLE: self.run_token.hex(),
             "HYBRIDEP_PLAN": self.plan,
             "HYBRIDEP_CODECS": self.codecs,
+            "HYBRIDEP_CHUNKS": "" if self.chunks is None else str(self.chunks),
             "HYBRIDEP_TIMEOUTS": format_timeouts(self.timeouts),
             "HYBRIDEP_EPOCH": str(self.epoch),
         }
-        if self.chunks is not None:
-            variables["HYBRIDEP_CHUNKS"] = str(self.chunks)
-        return variables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
