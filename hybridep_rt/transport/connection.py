@@ -75,6 +75,7 @@ class Connection(asyncio.BufferedProtocol):
         self._full = False
         self._holding = False
         self._finishing = False
+        self._silent = False
         self._over = False
         self.opened: asyncio.Future[HybridEPError | None] = self._loop.create_future()
         """Done when the handshake is: None, or why it failed."""
@@ -135,10 +136,11 @@ class Connection(asyncio.BufferedProtocol):
         self._pump()
 
     def finish(self) -> None:
-        """Send what is queued, at most for `FLUSH_S`, then close."""
+        """Send what is queued, then close when the peer has closed; after `FLUSH_S` in any case."""
         if not self._finishing:
             self._finishing = True
             self._set_timer("abort", time.monotonic() + FLUSH_S, self.abort)
+            self.resume()
         self._pump()
 
     def give_up(self) -> None:
@@ -153,7 +155,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def hold(self) -> None:
         """Stop reading until `resume`: the owner has enough of this peer's bytes."""
-        if not self._holding and self._transport is not None:
+        if not self._holding and not self._finishing and self._transport is not None:
             self._holding = True
             self._transport.pause_reading()
 
@@ -198,6 +200,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """See asyncio."""
+        self._take(None, 0.0, 0.0)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -288,8 +291,14 @@ class Connection(asyncio.BufferedProtocol):
         else:
             while not self._full and self._scheduler:
                 self._write(self._next_buffers()[0])
-        if self._finishing and not self._scheduler and not self._on_the_way and self._transport is not None:
-            self._transport.close()
+        if self._finishing and not self._scheduler and not self._on_the_way:
+            self._say_no_more()
+
+    def _say_no_more(self) -> None:
+        """End our side and read on until the peer closes: closing with unread bytes would discard what we sent."""
+        if self._transport is not None and not self._silent:
+            self._silent = True
+            self._transport.write_eof()
 
     def _pump_paced(self, pacer: LinkPacer) -> None:
         now = time.monotonic()
@@ -329,7 +338,7 @@ class Connection(asyncio.BufferedProtocol):
         return [head, *frame.payload]
 
     def _write(self, buffers: list[bytes | memoryview]) -> None:
-        if self._transport is not None:
+        if self._transport is not None and not self._silent:
             self._machine.bytes_sent(time.monotonic())
             self._transport.writelines(buffers)
 

@@ -189,6 +189,8 @@ class WorkerLink:
                 runner.run(self._main(endpoint))
         except HybridEPError as error:
             self._end(error)
+        except asyncio.CancelledError:
+            pass  # `_stop` ran out of patience
         except BaseException as error:
             self._end(TransportError(self._name_of(self.address), f"its link broke: {error!r}"))
             raise
