@@ -31,6 +31,8 @@ from topology import Topology, load
 
 TRACEBACK_VARIABLE = "HYBRIDEP_TRACEBACK"
 _SESSION = "hybridep_rt.runtime.start"
+_MPI_START_S = 30.0
+"""The start of MPI itself may take so long on a busy machine, however short the rendezvous is to be."""
 _OTHERS_FIRST_S = 2.0
 """Who only lost others lets them end first: they know why, and their exit code is the job's. Coordinators wait half."""
 
@@ -195,7 +197,7 @@ def _one_line(error: BaseException) -> str:
 @contextmanager
 def _start_alarm(settings: Settings) -> Iterator[None]:
     """The kernel ends the process if MPI's start hangs: no Python runs inside it that could watch the time."""
-    signal.setitimer(signal.ITIMER_REAL, settings.timeouts.rendezvous_s)
+    signal.setitimer(signal.ITIMER_REAL, max(settings.timeouts.rendezvous_s, _MPI_START_S))
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
 

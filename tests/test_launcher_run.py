@@ -92,11 +92,11 @@ def test_sites_with_different_tokens_refuse_each_other(launch: Launch, tmp_path:
 
 def test_a_site_that_nobody_answers_says_whom_it_missed(launch: Launch, tmp_path: Path) -> None:
     sites(tmp_path)
-    options = ("--site", "b", "--timeout", "rendezvous=1s")
+    options = ("--site", "b", "--timeout", "rendezvous=4s")
     job = launch("run", "sites.yaml", *options, "--", "job.py", "end", HYBRIDEP_RUN_TOKEN=TOKEN)
     assert job.end() not in (0, 2)
     (line,) = own_lines(job)
-    assert 'DC "a": did not join within 1 s' in line
+    assert 'DC "a": did not join within 4 s' in line
     assert "Connection refused" in line
 
 
