@@ -19,7 +19,7 @@ from hybridep_rt.errors import ConfigError
 LIBRARY_BYTES = 4 << 20
 FILE_BYTES = 256 << 20
 HELD_OUT_SHARE = 0.1
-_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}
+_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "encodings"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ class Attention(nn.Module):
         batch, sequence, hidden = x_BTH.shape
         q, k, v = self.qkv(x_BTH).view(batch, sequence, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(batch, sequence, hidden))
+        out_BTH: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, sequence, hidden))
+        return out_BTH
 
 
 class Block(nn.Module):
@@ -42,7 +43,8 @@ class Block(nn.Module):
 
     def forward(self, x_BTH: torch.Tensor) -> torch.Tensor:
         x_BTH = x_BTH + self.attention(self.attention_norm(x_BTH))
-        return x_BTH + self.moe(self.expert_norm(x_BTH))
+        out_BTH: torch.Tensor = x_BTH + self.moe(self.expert_norm(x_BTH))
+        return out_BTH
 
 
 class TextModel(nn.Module):
@@ -53,8 +55,9 @@ class TextModel(nn.Module):
         torch.manual_seed(seed)
         self.embedding = nn.Embedding(VOCABULARY, shape.hidden)
         self.position = nn.Embedding(sequence, shape.hidden)
-        for table in (self.embedding, self.position):
-            nn.init.normal_(table.weight, std=0.02)
+        # Logits of unit variance; bytes differ more than positions do, else the routers see one token and pick alike.
+        nn.init.normal_(self.embedding.weight, std=shape.hidden**-0.5)
+        nn.init.normal_(self.position.weight, std=0.02)
         self.blocks = nn.ModuleList(Block(shape, seed) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.hidden)
 

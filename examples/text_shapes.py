@@ -4,8 +4,8 @@ The first four bear the names under which arXiv 2510.19470 evaluates; the paper 
 2.1 to 8.4 M parameters per expert, from which two matrices of hidden x 4*hidden follow. Layers and top-k are ours and
 the same as in benchmarks/workloads/paper_kind.yaml; heads of width 64, batch and sequence are ours too.
 
-`demo` is made for four processes on two cores: narrow, so that computing takes less time than a slow link does, yet
-with experts that are worth moving at its 4096 tokens per worker and micro-batch.
+`demo` is made for four processes on two shared cores: experts so narrow that computing a token takes less time than
+moving it over 100 Mbit/s, as on a GPU; at wider ones two cores would hide what the link costs.
 """
 
 from __future__ import annotations
@@ -36,5 +36,5 @@ SHAPES = {
     "mistral-small": TextShape(512, 2048, 32, 4, layers=12, heads=8, batch=8, sequence=512),
     "gpt-medium": TextShape(768, 3072, 32, 2, layers=12, heads=12, batch=8, sequence=512),
     "gpt-large": TextShape(1024, 4096, 32, 2, layers=24, heads=16, batch=4, sequence=512),
-    "demo": TextShape(64, 128, 16, 2, layers=2, heads=2, batch=64, sequence=64),
+    "demo": TextShape(128, 128, 32, 2, layers=2, heads=2, batch=64, sequence=64),
 }

@@ -153,11 +153,11 @@ def _positive(text: str) -> int:
 
 
 def show(trainer: Trainer) -> None:
-    """Train, and say how far it is: with a bar on a terminal, else in a line every second or so."""
+    """Train, and say how far it is: with a bar if alone on a terminal, else in a line every second or so."""
     if trainer.runtime.rank != 0:
         for _ in trainer.train():
             pass
-    elif sys.stdout.isatty():
+    elif sys.stdout.isatty() and trainer.runtime.world_size == 1:  # Open MPI shows its ranks a terminal that is none
         _show_bar(trainer)
     else:
         _show_lines(trainer)
