@@ -19,15 +19,19 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hybridep_rt.config import Limits
 from hybridep_rt.errors import HybridEPError, PeerLost, TransportError
-from hybridep_rt.runtime.environment import Environment, Settings
+from hybridep_rt.runtime.environment import Settings
 from launcher.cli import exit_code
 from launcher.command import Rank, UserCommand, parse_user_command
 from launcher.meeting import Record, check, endpoint, listen_address, peers, worker_index, workers_address
 from launcher.processes import JOB_VARIABLE, die_with_parent, job_directory
 from topology import Topology, load
+
+if TYPE_CHECKING:
+    from hybridep_rt.transport.listeners import Listeners
 
 TRACEBACK_VARIABLE = "HYBRIDEP_TRACEBACK"
 _SESSION = "hybridep_rt.runtime.start"
@@ -64,38 +68,39 @@ def _parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def _coordinate(topology: Topology, dc: int, settings: Settings) -> None:
     from hybridep_rt.runtime.coordinator import CoordinatorConfig, run_coordinator
-    from hybridep_rt.transport.listeners import open_listeners
 
     folder = job_directory(os.environ.get(JOB_VARIABLE) or secrets.token_hex(6))
     try:
         with _typed_errors(Rank(topology.dc_names[dc], None).describe()):
-            wan, workers = listen_address(topology, dc), workers_address(topology, dc)
-            with _start_alarm(settings):
-                import mpi4py.MPI  # noqa: F401 - from here on our failure ends the whole mpirun
-
-                listeners = open_listeners(f"{folder}/workers", wan, workers)
-                records = _meet(
-                    topology,
-                    Record(
-                        dc=dc,
-                        is_coordinator=True,
-                        machine=_this_machine(),
-                        digest=topology.digest(),
-                        unix_path=listeners.unix_path,
-                        workers_address=listeners.workers_address,
-                        wan_address=listeners.wan_address,
-                    ),
-                )
+            listeners, records = _listen_and_meet(topology, dc, settings, folder)
             others = peers(records, topology, dc)
             config = CoordinatorConfig(topology, dc, settings.run_token, settings.epoch, settings.timeouts, Limits())
-        try:
-            run_coordinator(config, listeners, others)
-        except HybridEPError as error:  # it has said what happened
-            if isinstance(error, PeerLost):
-                time.sleep(_OTHERS_FIRST_S / 2)
-            sys.exit(exit_code(error))
+        run_coordinator(config, listeners, others)
+    except HybridEPError as error:  # the coordinator has said what happened
+        if isinstance(error, PeerLost):
+            time.sleep(_OTHERS_FIRST_S / 2)
+        sys.exit(exit_code(error))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _listen_and_meet(topology: Topology, dc: int, settings: Settings, folder: str) -> tuple[Listeners, list[Record]]:
+    from hybridep_rt.transport.listeners import open_listeners
+
+    with _start_alarm(settings):
+        import mpi4py.MPI  # noqa: F401 - from here on our failure ends the whole mpirun
+
+        listeners = open_listeners(f"{folder}/workers", listen_address(topology, dc), workers_address(topology, dc))
+        mine = Record(
+            dc=dc,
+            is_coordinator=True,
+            machine=_this_machine(),
+            digest=topology.digest(),
+            unix_path=listeners.unix_path,
+            workers_address=listeners.workers_address,
+            wan_address=listeners.wan_address,
+        )
+        return listeners, _meet(topology, mine)
 
 
 def _work(topology: Topology, dc: int, settings: Settings, user_words: Sequence[str]) -> None:
@@ -103,24 +108,12 @@ def _work(topology: Topology, dc: int, settings: Settings, user_words: Sequence[
     with _typed_errors(f'a worker of DC "{name}"'):
         user = parse_user_command(user_words)
         with _start_alarm(settings):
-            records = _meet(
-                topology, Record(dc=dc, is_coordinator=False, machine=_this_machine(), digest=topology.digest())
-            )
-        from hybridep_rt.transport import mpi
+            from hybridep_rt.transport import mpi
 
+            mine = Record(dc=dc, is_coordinator=False, machine=_this_machine(), digest=topology.digest())
+            records = _meet(topology, mine)
         me = Rank(name, worker_index(records, mpi.rank()))
-        told = Environment(
-            dc=name,
-            worker=worker_index(records, mpi.rank()),
-            endpoint=endpoint(records, mpi.rank()),
-            topology=settings.topology,
-            run_token=settings.run_token,
-            plan=settings.plan,
-            codecs=settings.codecs,
-            chunks=settings.chunks,
-            timeouts=settings.timeouts,
-            epoch=settings.epoch,
-        )
+        told = settings.for_worker(name, worker_index(records, mpi.rank()), endpoint(records, mpi.rank()))
     os.environ.update(told.write())
     _be_user_program(user, me)
 
@@ -198,8 +191,10 @@ def _one_line(error: BaseException) -> str:
 def _start_alarm(settings: Settings) -> Iterator[None]:
     """The kernel ends the process if MPI's start hangs: no Python runs inside it that could watch the time."""
     signal.setitimer(signal.ITIMER_REAL, max(settings.timeouts.rendezvous_s, _MPI_START_S))
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _this_machine() -> str:

@@ -59,6 +59,11 @@ class Settings:
             "HYBRIDEP_EPOCH": str(self.epoch),
         }
 
+    def for_worker(self, dc: str, worker: int, endpoint: str) -> Environment:
+        """What one worker is told: these settings, and who it is."""
+        shared = {each.name: getattr(self, each.name) for each in fields(self)}
+        return Environment(dc=dc, worker=worker, endpoint=endpoint, **shared)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
