@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import select
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from statistics import median
 from time import perf_counter
 
@@ -17,8 +19,10 @@ from topology.errors import HybridEPError
 
 _PORT = 5201
 _CONNECT_S = 20.0
-_BLOCK = bytes(1 << 20)
+_BLOCK = memoryview(bytes(1 << 20))
 _PINGS_S = 2.0
+_SO_MAX_PACING_RATE = 47
+_PACE = 1.05
 
 
 def measure(bed: Testbed, expected: Expected, seconds: float) -> Measured:
@@ -26,11 +30,10 @@ def measure(bed: Testbed, expected: Expected, seconds: float) -> Measured:
     try:
         with ahead_of_others(), _connection(bed, expected) as (sender, receiver):
             rtt_s = _round_trip_s(sender, receiver, expected.rtt_s)
-            sender.setblocking(False)
-            receiver.setblocking(False)
-            _pump(sender, receiver, 0.5 + 16 * expected.rtt_s)
+            flow = _Flow(sender, receiver, expected)
+            flow.run(0.5 + 16 * expected.rtt_s)
             cpu_s, start = bed.relay_cpu_s(), perf_counter()
-            received = _pump(sender, receiver, seconds)
+            received = flow.run(seconds)
             took_s = perf_counter() - start
             relay_cpu = (bed.relay_cpu_s() - cpu_s) / took_s
             return Measured(received / took_s, rtt_s, _segment_bytes(sender), relay_cpu)
@@ -48,7 +51,9 @@ def _connection(bed: Testbed, expected: Expected) -> Iterator[tuple[socket.socke
         with tun.inside(bed.path(expected.source)):
             sender = socket.socket()
         with sender:
-            _prepare(sender, server, expected)
+            for end in (sender, server):
+                end.settimeout(_CONNECT_S)
+            _prepare(sender, expected)
             sender.connect(address)
             receiver, _ = server.accept()
             with receiver:
@@ -58,26 +63,24 @@ def _connection(bed: Testbed, expected: Expected) -> Iterator[tuple[socket.socke
                 yield sender, receiver
 
 
-def _prepare(sender: socket.socket, server: socket.socket, expected: Expected) -> None:
+def _prepare(sender: socket.socket, expected: Expected) -> None:
     """Have one connection fill the link."""
-    for end in (sender, server):
-        end.settimeout(_CONNECT_S)
-    pipe_bytes = expected.rate_bytes_per_s * expected.rtt_s
-    if expected.loss or expected.queue_bytes < pipe_bytes:
-        _choose_bbr(sender, needed=expected.loss > 0)
-    if not expected.loss:
-        # The window holds the pipe and half of its queue: the link is kept full, and little is dropped.
-        window = pipe_bytes + expected.queue_bytes / 2
-        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, int(window))
+    if expected.loss:
+        # BBR doesn't take every loss for congestion; without it the rate of a lossy link can't be reached.
+        _choose(sender, "bbr")
+        return
+    # Reno doubles until it sees a loss, and will see none: see _Flow for the window; and bursts are stretched to little
+    # more than the link's rate.
+    _choose(sender, "reno")
+    pace = struct.pack("Q", int(_PACE * expected.rate_bytes_per_s))
+    sender.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace)
 
 
-def _choose_bbr(sender: socket.socket, *, needed: bool) -> None:
-    """Have the kernel not take every loss for congestion, nor fill a short queue until it drops."""
+def _choose(sender: socket.socket, congestion_control: str) -> None:
     try:
-        sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
-    except OSError:
-        if needed:
-            raise HybridEPError("the rate of a link with loss can only be measured with BBR (tcp_bbr)") from None
+        sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
+    except OSError as error:
+        raise HybridEPError(f"this kernel's TCP lacks {congestion_control}: {error.strerror}") from None
 
 
 def _round_trip_s(sender: socket.socket, receiver: socket.socket, expected_s: float) -> float:
@@ -92,19 +95,33 @@ def _round_trip_s(sender: socket.socket, receiver: socket.socket, expected_s: fl
     return median(times)
 
 
-def _pump(sender: socket.socket, receiver: socket.socket, seconds: float) -> int:
-    """Send as fast as the link takes it for so long: bytes received."""
-    received = 0
-    unread = bytearray(len(_BLOCK))
-    end = perf_counter() + seconds
-    while (left_s := end - perf_counter()) > 0:
-        readable, writable, _ = select.select([receiver], [sender], (), left_s)
-        if writable:
-            sender.send(_BLOCK)
-        if readable:
-            # On TCP the flag has the kernel drop the bytes instead of copying them.
-            received += receiver.recv_into(unread, 0, socket.MSG_TRUNC)
-    return received
+class _Flow:
+    """Bytes on their way. On a link without loss, no more than fill it and half of its queue: none are dropped."""
+
+    def __init__(self, sender: socket.socket, receiver: socket.socket, expected: Expected) -> None:
+        self._sender, self._receiver = sender, receiver
+        self._under_way = 0
+        way_bytes = expected.rate_bytes_per_s * expected.way_s
+        self._most = inf if expected.loss else way_bytes + expected.queue_bytes / 2
+        self._unread = bytearray(len(_BLOCK))
+        for end in (sender, receiver):
+            end.setblocking(False)
+
+    def run(self, seconds: float) -> int:
+        """Send as fast as the link takes it for so long: bytes received."""
+        received = 0
+        end = perf_counter() + seconds
+        while (left_s := end - perf_counter()) > 0:
+            room = int(min(self._most - self._under_way, len(_BLOCK)))
+            readable, writable, _ = select.select([self._receiver], [self._sender] if room > 0 else [], (), left_s)
+            if writable:
+                self._under_way += self._sender.send(_BLOCK[:room])
+            if readable:
+                # On TCP the flag has the kernel drop the bytes instead of copying them.
+                count = self._receiver.recv_into(self._unread, 0, socket.MSG_TRUNC)
+                received += count
+                self._under_way -= count
+        return received
 
 
 def _segment_bytes(connection: socket.socket) -> int:

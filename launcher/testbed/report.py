@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from rich import box
 from rich.table import Column, Table
 
 from launcher.testbed.verdict import TOLERANCE, TOLERANCE_S, Verdict
@@ -22,7 +21,7 @@ def table_of(verdicts: Sequence[Verdict]) -> Table:
         f"Passes within {format_share(TOLERANCE)} (RTT: or {format_time(TOLERANCE_S)}). "
         "CPU: what the relay takes of one core."
     )
-    table = Table(*(Column(name, no_wrap=True) for name in _COLUMNS), box=box.SIMPLE_HEAD, caption=caption)
+    table = Table(*(Column(name, no_wrap=True) for name in _COLUMNS), box=None, padding=(0, 2, 0, 0), caption=caption)
     for verdict in verdicts:
         table.add_row(*_row(verdict))
     return table

@@ -18,11 +18,12 @@ MTU_BYTES = 1500
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a directed pair of DCs should do. `rtt_s` is the mean: half of each way's jitter is in it."""
+    """What a directed pair of DCs should do; `way_s` is from source to target. Times are means, with half the jitter."""
 
     source: str
     target: str
     rate_bytes_per_s: float
+    way_s: float
     rtt_s: float
     loss: float
     queue_bytes: float
@@ -62,8 +63,8 @@ class Verdict:
 def expect(names: tuple[str, str], there: Shape, back: Shape, source: Access, target: Access) -> Expected:
     """What the shapes of both ways and the DCs' access rates promise to one TCP connection."""
     rate = min(there.rate_bytes_per_s, source.uplink_bytes_per_s, target.downlink_bytes_per_s)
-    rtt_s = there.delay_s + back.delay_s + (there.jitter_s + back.jitter_s) / 2
-    return Expected(*names, rate, rtt_s, there.loss, there.queue_limit_bytes)
+    there_s, back_s = (shape.delay_s + shape.jitter_s / 2 for shape in (there, back))
+    return Expected(*names, rate, there_s, there_s + back_s, there.loss, there.queue_limit_bytes)
 
 
 def judge(expected: Expected, measured: Measured) -> Verdict:
