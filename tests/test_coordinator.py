@@ -381,3 +381,23 @@ def test_an_emulated_job_delivers_the_same(tmp_path: Path) -> None:
                 for peer in links:
                     assert len(link.receive(peer, "x", AT).payload) == 60_000 * number
     assert this.join() == {0: None, 1: None, 2: None}
+
+
+def test_a_worker_that_lies_about_itself_ends_the_job(job: Callable[..., JobUnderTest]) -> None:
+    this, liar = job(2, 1), Address(0, 1)
+    with running(this) as links:
+        links[liar].address = Address(0, 0)
+        links[liar].send(Address(1, 0), "x", AT, [b""], traffic=Traffic.USER)
+        links[liar].address = liar
+        lose(links, liar, "it broke the protocol: a message from worker 0 of DC 0 to worker 0 of DC 1 came this way")
+    assert all(isinstance(error, PeerLost) for error in this.join().values())
+
+
+def test_messages_that_nobody_took_do_not_delay_the_end(tmp_path: Path) -> None:
+    sites = tuple(Datacenter(name, (Host("h", None, 1),)) for name in "ab")
+    slow = LinkTable(2, {}, Link(1e5, 0.001))
+    this = JobUnderTest(Topology("t", sites, slow, None, emulate=True), tmp_path)
+    this.open()
+    with running(this) as links:  # ten minutes' worth
+        links[Address(0, 0)].send(Address(1, 0), "x", AT, [bytes(60_000_000)], traffic=Traffic.USER)
+    assert this.join() == {0: None, 1: None}

@@ -178,7 +178,7 @@ class Coordinator:
             return
         self._held_bytes[source] -= outgoing.payload_bytes
         worker = self._links.get(source)
-        if worker is not None and self._held_bytes[source] <= self._config.limits.backlog_bytes // 2:
+        if worker is not None and self._held_bytes[source] <= self._config.limits.backlog_bytes:
             worker.resume()
 
     def link_notice(self, link: Connection, notice: Notice) -> None:
@@ -250,6 +250,7 @@ class Coordinator:
             if error is not None:
                 link.give_up()
             else:
+                link.drop_messages()  # every worker has ended
                 link.say_goodbye(pack_fields())
                 if link in self._said_goodbye:
                     link.finish()

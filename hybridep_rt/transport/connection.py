@@ -143,9 +143,13 @@ class Connection(asyncio.BufferedProtocol):
             self.resume()
         self._pump()
 
-    def give_up(self) -> None:
-        """Like `finish`, but queued messages are dropped: only frames without payload are still sent."""
+    def drop_messages(self) -> None:
+        """Nobody needs the queued messages any more: only frames without payload are still sent."""
         self._scheduler.drop_messages()
+
+    def give_up(self) -> None:
+        """Drop the messages and `finish`."""
+        self.drop_messages()
         self.finish()
 
     def abort(self) -> None:
@@ -209,6 +213,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = None
         self._cancel("abort")
         self._cancel("resume")
+        if self._pacer is not None:
+            self._pacer.idle()  # other links wait for their turn at the uplink
         self._take(None, 0.0, 0.0)
         if not self._arriving:
             self._close_timers()
