@@ -95,6 +95,7 @@ def main() -> None:
         f"and 40 ms round trip. {STEPS} steps of {_tokens():,} tokens per worker, {', '.join(CODECS)} in both runs.\n",
         highlight=False,
     )
+    load_before = os.getloadavg()[0]
     try:
         runs = train_all(console)
     except Failed as failure:
@@ -103,7 +104,7 @@ def main() -> None:
     decision = decide(load(TOPOLOGY), workload())
     console.print(comparison(runs, decision))
     notes = Table.grid(padding=(0, 1))
-    for note in remarks(runs):
+    for note in [*remarks(runs), *busy(load_before)]:
         notes.add_row("-", Text(note))
     console.print(notes)
 
@@ -186,7 +187,7 @@ def comparison(runs: dict[str, Run], decision: Decision) -> Table:
     row("seconds per step, median", lambda run: f"{run.step_s:.2f}")
     row("... waiting for the other DC", lambda run: f"{run.wait_s:.2f}")
     plain, chosen = decision.candidates[0].cost.total_s, decision.choice.cost.total_s
-    table.add_row("... which the planner predicted", f"{plain:.2f}", f"{chosen:.2f}", end_section=True)
+    table.add_row("... predicted for the link by the planner", f"{plain:.2f}", f"{chosen:.2f}", end_section=True)
     names = {"tokens": "tokens", "experts": "expert weights", "gradients": "gradients, dense ones too"}
     for kind, name in names.items():
         row(f"WAN bytes per step: {name}", partial(_sent, kind))
@@ -208,6 +209,13 @@ def remarks(runs: dict[str, Run]) -> list[str]:
         f"The losses of the two runs differ by at most {gap:.4f}, as bf16 rounds other numbers in each. With exact "
         "codecs they agree.",
     ]
+
+
+def busy(load: float) -> list[str]:
+    """A warning, if the machine had other work before the first run."""
+    if load < 0.5:
+        return []
+    return [f"This machine had other work when the first run began (load {load:.1f}): don't rely on these times."]
 
 
 def _loss(step: int, run: Run) -> str:
