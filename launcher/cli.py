@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hybridep_rt.errors import ConfigError, HandshakeRefused, HybridEPError
+from hybridep_rt.errors import ConfigError, ConnectFailed, HandshakeRefused, HybridEPError
 
 _COMMANDS: Mapping[str, str] = {
     "plan": "launcher.plan_view:plan",
@@ -49,8 +49,8 @@ class _LazyGroup(click.Group):
 
 
 def exit_code(error: HybridEPError) -> int:
-    """2: something has to be changed before the next try; 1: anything else."""
-    return 2 if isinstance(error, (ConfigError, HandshakeRefused)) else 1
+    """2: the job never began and something has to be changed before the next try; 1: anything else."""
+    return 2 if isinstance(error, ConfigError | HandshakeRefused | ConnectFailed) else 1
 
 
 def _say(text: str) -> None:

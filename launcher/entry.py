@@ -7,6 +7,7 @@ becomes the user's program, with HYBRIDEP_* set. mpi4py's runner turns a non-zer
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import runpy
 import secrets
@@ -118,6 +119,14 @@ def _work(topology: Topology, dc: int, settings: Settings, user_words: Sequence[
     _be_user_program(user, me)
 
 
+def _show_log() -> None:
+    """The runtime's own messages appear; how the user's program logs is its own business."""
+    log = logging.getLogger("hybridep_rt")
+    log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
 def _meet(topology: Topology, mine: Record) -> list[Record]:
     from hybridep_rt.transport import mpi
 
@@ -127,6 +136,7 @@ def _meet(topology: Topology, mine: Record) -> list[Record]:
 
 
 def _be_user_program(user: UserCommand, me: Rank) -> None:
+    _show_log()
     try:
         if user.is_module:
             sys.path.insert(0, os.getcwd())

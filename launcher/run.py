@@ -14,7 +14,7 @@ import click
 
 from hybridep_rt.errors import ConfigError
 from hybridep_rt.planner.plan_spec import Maker, parse_plan_spec
-from hybridep_rt.runtime.environment import TOKEN_VARIABLE, Settings, parse_timeouts, parse_token
+from hybridep_rt.runtime.environment import TOKEN_VARIABLE, Settings, parse_flops, parse_timeouts, parse_token
 from launcher.command import Machine, UserCommand, mpirun_command, parse_user_command, ranks, started_dcs
 from launcher.lock import job_lock
 from launcher.processes import JOB_VARIABLE, clear_away, job_directory
@@ -36,6 +36,7 @@ _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "HYBRI
 @click.option("--plan", default="auto", metavar="PLAN", help="auto, ep, replicate, domains:S0[,S1...] or a plan file.")
 @click.option("--codec", "codecs", multiple=True, metavar="KIND=CODEC", help="Such as weights=bf16. Repeatable.")
 @click.option("--chunks", type=click.IntRange(min=1), help="Chunks that remote tokens are cut into.")
+@click.option("--emulate-compute", metavar="RATE", help="Such as '50 TFLOP/s': kernels are replaced by waits.")
 @click.option("--timeout", "timeouts", multiple=True, metavar="NAME=TIME", help="Such as operation=60s. Repeatable.")
 @click.option("--site", metavar="DC", help="Start this DC only; one such command per site makes the job.")
 @click.option("--token-file", metavar="FILE", help=f"Holds the run token, instead of {TOKEN_VARIABLE}.")
@@ -48,6 +49,7 @@ def run(
     plan: str,
     codecs: tuple[str, ...],
     chunks: int | None,
+    emulate_compute: str | None,
     timeouts: tuple[str, ...],
     site: str | None,
     token_file: str | None,
@@ -67,6 +69,9 @@ def run(
         plan=_check_plan(plan, topology),
         codecs=_check_codecs(codecs),
         chunks=chunks,
+        emulate_compute_flops_per_s=None
+        if emulate_compute is None
+        else parse_flops(emulate_compute, "--emulate-compute"),
         timeouts=parse_timeouts(timeouts, "--timeout"),
         epoch=epoch,
     )

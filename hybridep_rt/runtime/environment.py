@@ -7,6 +7,7 @@
 | HYBRIDEP_PLAN        | auto (default), ep, replicate, domains:2,1 or the path of a plan file |
 | HYBRIDEP_CODECS      | comma-separated NAME=CODEC, such as weights=bf16; default: the runtime's choice |
 | HYBRIDEP_CHUNKS      | into how many chunks a worker's remote tokens are cut; default: the runtime's choice |
+| HYBRIDEP_EMULATE_COMPUTE | such as 50 TFLOP/s: kernels become waits; default: as the topology says |
 | HYBRIDEP_TIMEOUTS    | comma-separated NAME=DURATION, such as operation=60s,rendezvous=2m; names as in `Timeouts` |
 | HYBRIDEP_EPOCH       | number of the job's incarnation, 0 or more; default 0 |
 | HYBRIDEP_DC          | this process's DC (set by the per-rank entry) |
@@ -23,6 +24,7 @@ from typing import Any
 
 from hybridep_rt.config import Timeouts
 from hybridep_rt.errors import ConfigError
+from topology.units import FLOPS
 
 TOKEN_VARIABLE = "HYBRIDEP_RUN_TOKEN"
 TOKEN_MIN_BYTES = 16
@@ -39,6 +41,7 @@ class Settings:
     plan: str = "auto"
     codecs: str = ""
     chunks: int | None = None
+    emulate_compute_flops_per_s: float | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
     epoch: int = 0
 
@@ -55,6 +58,7 @@ class Settings:
             "HYBRIDEP_PLAN": self.plan,
             "HYBRIDEP_CODECS": self.codecs,
             "HYBRIDEP_CHUNKS": "" if self.chunks is None else str(self.chunks),
+            "HYBRIDEP_EMULATE_COMPUTE": _flops(self.emulate_compute_flops_per_s),
             "HYBRIDEP_TIMEOUTS": format_timeouts(self.timeouts),
             "HYBRIDEP_EPOCH": str(self.epoch),
         }
@@ -77,6 +81,7 @@ class Environment:
     plan: str = "auto"
     codecs: str = ""
     chunks: int | None = None
+    emulate_compute_flops_per_s: float | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
     epoch: int = 0
 
@@ -139,8 +144,24 @@ def format_timeouts(timeouts: Timeouts) -> str:
     return ",".join(f"{each.name.removesuffix('_s')}={getattr(timeouts, each.name):g}s" for each in fields(timeouts))
 
 
+def parse_flops(text: str, where: str) -> float:
+    """ "50 TFLOP/s" -> operations per second. Raises ConfigError."""
+    try:
+        flops_per_s = FLOPS.parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    if flops_per_s <= 0:
+        raise ConfigError(f"{where}: the rate must be above 0, not {text!r}")
+    return flops_per_s
+
+
+def _flops(flops_per_s: float | None) -> str:
+    return "" if flops_per_s is None else f"{flops_per_s:f} FLOP/s"
+
+
 def _job_wide(variables: Mapping[str, str]) -> dict[str, Any]:
     chunks = variables.get("HYBRIDEP_CHUNKS", "")
+    emulated = variables.get("HYBRIDEP_EMULATE_COMPUTE", "")
     timeouts = [item for item in variables.get("HYBRIDEP_TIMEOUTS", "").split(",") if item]
     return {
         "topology": _required(variables, "HYBRIDEP_TOPOLOGY"),
@@ -148,6 +169,7 @@ def _job_wide(variables: Mapping[str, str]) -> dict[str, Any]:
         "plan": variables.get("HYBRIDEP_PLAN") or "auto",
         "codecs": variables.get("HYBRIDEP_CODECS", ""),
         "chunks": _whole_number("HYBRIDEP_CHUNKS", chunks, 1) if chunks else None,
+        "emulate_compute_flops_per_s": parse_flops(emulated, "HYBRIDEP_EMULATE_COMPUTE") if emulated else None,
         "timeouts": parse_timeouts(timeouts, "HYBRIDEP_TIMEOUTS"),
         "epoch": _whole_number("HYBRIDEP_EPOCH", variables.get("HYBRIDEP_EPOCH") or "0", 0),
     }

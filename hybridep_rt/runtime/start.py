@@ -95,12 +95,12 @@ def _join(environment: Environment) -> Runtime:
         codecs=codecs,
         chunks=chunks,
         metrics=metrics,
-        emulated=_emulated(topology),
+        emulated=_emulated(environment, topology),
     )
 
 
-def _emulated(topology: Topology) -> EmulatedCompute | None:
-    flops_per_s = topology.emulate_compute_flops_per_s
+def _emulated(environment: Environment, topology: Topology) -> EmulatedCompute | None:
+    flops_per_s = environment.emulate_compute_flops_per_s or topology.emulate_compute_flops_per_s
     return None if flops_per_s is None else EmulatedCompute(flops_per_s)
 
 
