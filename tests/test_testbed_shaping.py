@@ -91,7 +91,7 @@ def test_an_empty_queue_takes_a_packet_larger_than_its_limit() -> None:
     [
         (Shape(1e6, 0.050), 100_000),
         (Shape(1e6, 0.001), 64 << 10),
-        (Shape(1e8, 0.0), 500_000),
+        (Shape(1e8, 0.0), 1_000_000),
         (Shape(1e8, 0.5, queue_bytes=7), 7),
         (Shape(), inf),
     ],

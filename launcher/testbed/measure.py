@@ -23,6 +23,7 @@ _BLOCK = memoryview(bytes(1 << 20))
 _PINGS_S = 2.0
 _SO_MAX_PACING_RATE = 47
 _PACE = 1.05
+_QUEUE_SHARE = 0.75
 
 
 def measure(bed: Testbed, expected: Expected, seconds: float) -> Measured:
@@ -96,13 +97,13 @@ def _round_trip_s(sender: socket.socket, receiver: socket.socket, expected_s: fl
 
 
 class _Flow:
-    """Bytes on their way. On a link without loss, no more than fill it and half of its queue: none are dropped."""
+    """Bytes on their way. On a link without loss, no more than fill it and most of its queue: none are dropped."""
 
     def __init__(self, sender: socket.socket, receiver: socket.socket, expected: Expected) -> None:
         self._sender, self._receiver = sender, receiver
         self._under_way = 0
         way_bytes = expected.rate_bytes_per_s * expected.way_s
-        self._most = inf if expected.loss else way_bytes + expected.queue_bytes / 2
+        self._most = inf if expected.loss else way_bytes + _QUEUE_SHARE * expected.queue_bytes
         self._unread = bytearray(len(_BLOCK))
         for end in (sender, receiver):
             end.setblocking(False)

@@ -21,15 +21,16 @@ from launcher.testbed.packets import parse, without
 
 Pair = tuple[int, int]
 QUEUE_BYTES_MIN = 64 << 10
-# A shorter queue can't hold the bursts that one turn of the relay lets through: TCP couldn't fill a fast short link.
-QUEUE_S_MIN = 0.005
+# A shorter queue can't hold two of TCP's super-packets, or the bursts of one turn of the relay: TCP couldn't fill a
+# short link.
+QUEUE_S_MIN = 0.010
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """One directed link. `delay_s` is one way; jitter adds 0 to `jitter_s` to it, uniformly; `loss` is a share of 1.
 
-    `queue_bytes` None: one bandwidth-delay product, at least 64 KiB and at least 5 ms of the rate.
+    `queue_bytes` None: one bandwidth-delay product, at least 64 KiB and at least 10 ms of the rate.
     """
 
     rate_bytes_per_s: float = inf

@@ -18,7 +18,7 @@ MTU_BYTES = 1500
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a directed pair of DCs should do; `way_s` is from source to target. Times are means, with half the jitter."""
+    """What a directed pair of DCs should do; `way_s` is from source to target. Half the jitter is in the times."""
 
     source: str
     target: str
