@@ -66,7 +66,7 @@ def publish(found: Mapping[str, list[Comparison]], quick: bool, path: Path | Non
 @click.option("--quick", is_flag=True, help="Fewer rounds: to see that it works.")
 def main(json_path: Path | None, quick: bool) -> None:
     """Measure the same thing twice, in turns, and publish how much two equal things seem to differ."""
-    blocks, rounds, jobs = (1, 8, 2) if quick else (4, 40, 8)
+    blocks, rounds, jobs = (1, 8, 2) if quick else (2, 24, 5)
     found: dict[str, list[Comparison]] = {}
     for workers in (1, 2):
         found |= measure_step_noise(workers, blocks, rounds)

@@ -49,7 +49,7 @@ def as_json(size: Size, steps: Steps, judged: dict[str, tuple[Comparison, Floor]
 def main(json_path: Path | None, noise: Path, quick: bool) -> None:
     """Time training steps over the runtime and over plain torch.distributed, in turns."""
     console = Console(width=140)
-    sizes, rounds = (QUICK, 10) if quick else (FULL, 40)
+    sizes, rounds = (QUICK, 10) if quick else (FULL, 24)
     measured = [(size, measure_steps(size, ARMS, rounds)) for size in track(sizes, "one job per size", console=console)]
     judged = [(size, steps, judge(size, steps, noise)) for size, steps in measured]
     for clock, title in (("wall", "Step time"), ("cpu", "CPU time of a step, mean of the workers")):
