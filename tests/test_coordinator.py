@@ -393,6 +393,15 @@ def test_a_worker_that_lies_about_itself_ends_the_job(job: Callable[..., JobUnde
     assert all(isinstance(error, PeerLost) for error in this.join().values())
 
 
+@pytest.mark.parametrize("to", [Address(0, 7), Address(1, 7), Address(1, -1), Address(0, -1)])
+def test_a_message_to_nobody_ends_the_job_and_names_the_sender(job: Callable[..., JobUnderTest], to: Address) -> None:
+    this, sender = job(1, 1), Address(0, 0)
+    with running(this) as links:
+        links[sender].send(to, "x", AT, [b""], traffic=Traffic.USER)
+        lose(links, sender, f"it broke the protocol: a message to {to.describe()}, which does not exist")
+    assert all(isinstance(error, PeerLost) for error in this.join().values())
+
+
 def test_messages_that_nobody_took_do_not_delay_the_end(tmp_path: Path) -> None:
     sites = tuple(Datacenter(name, (Host("h", None, 1),)) for name in "ab")
     slow = LinkTable(2, {}, Link(1e5, 0.001))

@@ -206,7 +206,7 @@ def test_garbage_is_an_error_or_waits_for_more(data: bytes) -> None:
         max_size=6,
     )
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_near_valid_frames_give_events_or_a_typed_error(frames: list[Frame]) -> None:
     each = decoder()
     try:
@@ -222,7 +222,7 @@ def test_near_valid_frames_give_events_or_a_typed_error(frames: list[Frame]) -> 
         lambda inner: st.lists(inner, max_size=6),
     )
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_msgpack_value_is_an_envelope_or_a_typed_error(value: object) -> None:
     import msgpack
 

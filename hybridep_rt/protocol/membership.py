@@ -125,6 +125,10 @@ class Membership:
             commands.append(TellSites(self._all_sites(), Kind.DEPART, notice, after=address))
         return commands + (self._end(None) if self._departed == self._everyone else [])
 
+    def knows(self, address: Address) -> bool:
+        """Is there such a worker in the job?"""
+        return address in self._everyone
+
     def has_departed(self, address: Address) -> bool:
         """Has this worker ended in good order?"""
         return address in self._departed

@@ -23,6 +23,7 @@ from hybridep_rt.protocol.address import COORDINATOR, Address
 from hybridep_rt.protocol.frames import Arrived, Kind, pack_fields
 from hybridep_rt.protocol.link import NONCE_BYTES, Admit, Job, LinkMachine, Notice, read_peer
 from hybridep_rt.protocol.membership import Command, End, Membership, TellSites, TellWorkers
+from hybridep_rt.protocol.messages import Message
 from hybridep_rt.protocol.pacing import Downlink, LinkPacer, Uplink
 from hybridep_rt.protocol.scheduler import Outgoing
 from hybridep_rt.transport.connection import FLUSH_S, Connection
@@ -58,7 +59,8 @@ def run_coordinator(config: CoordinatorConfig, listeners: Listeners, peers: Mapp
         uvloop.run(_serve(config, listeners, peers))
     except HybridEPError as error:
         name = Address(config.dc, COORDINATOR).describe(config.topology.dc_names)
-        print(f"hybridep: {name}: {error}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"hybridep: {name}: {error}\n")  # in one piece, whoever else writes
+        sys.stderr.flush()
         raise
     finally:
         listeners.close()
@@ -150,26 +152,26 @@ class Coordinator:
 
     def link_message(self, link: Connection, arrived: Arrived) -> None:
         """Route a message. Raises RemoteProtocolError if its addresses can't be true."""
-        source, to = arrived.message.source, arrived.message.to
-        from_here = link.peer.dc == self._me.dc
-        if source != link.peer if from_here else (source.dc != link.peer.dc or to.dc != self._me.dc):
-            raise RemoteProtocolError(f"a message from {source.describe()} to {to.describe()} came this way")
-        next_hop = to if to.dc == self._me.dc else Address(to.dc, COORDINATOR)
-        onward = self._links.get(next_hop)
-        if self._membership.ended or self._membership.has_departed(to):
+        message = arrived.message
+        self._check_way(link.peer, message)
+        if self._membership.ended or self._membership.has_departed(message.to):
             return
+        next_hop = message.to if message.to.dc == self._me.dc else Address(message.to.dc, COORDINATOR)
+        onward = self._links.get(next_hop)
         if onward is None:
+            raise RemoteProtocolError(f"a message to {message.to.describe()}, which is not connected")
+        if next_hop.worker == COORDINATOR:
+            self._hold_back(link, len(message.payload))
+        flow = (message.source, message.to, message.channel)
+        onward.send(Outgoing(flow, arrived.traffic, arrived.urgency, arrived.metadata, (message.payload,)))
+
+    def _check_way(self, peer: Address, message: Message) -> None:
+        """A worker speaks for itself, another DC's coordinator for its DC and only to this one."""
+        source, to = message.source, message.to
+        if source != peer if peer.worker != COORDINATOR else (source.dc, to.dc) != (peer.dc, self._me.dc):
+            raise RemoteProtocolError(f"a message from {source.describe()} to {to.describe()} came this way")
+        if not self._membership.knows(to):
             raise RemoteProtocolError(f"a message to {to.describe()}, which does not exist")
-        outgoing = Outgoing(
-            (source, to, arrived.message.channel),
-            arrived.traffic,
-            arrived.urgency,
-            arrived.metadata,
-            (arrived.message.payload,),
-        )
-        if next_hop != to:
-            self._hold_back(link, len(arrived.message.payload))
-        onward.send(outgoing)
 
     def link_sent(self, link: Connection, outgoing: Outgoing) -> None:
         """See `Owner`: a worker whose messages are on their way may send more."""
