@@ -36,8 +36,8 @@ hosts: {a: [10.0.0.1, 10.0.0.2]}
 """
 
 
-def inside(text: str) -> Topology:
-    return parse(text_inside(text, parse(text).dc_names))
+def inside(text: str, *, one_mpirun: bool = False) -> Topology:
+    return parse(text_inside(text, parse(text).dc_names, one_mpirun=one_mpirun))
 
 
 def test_every_ordered_pair_has_its_shape() -> None:
@@ -63,6 +63,13 @@ def test_a_symmetric_topology_keeps_its_levels_inside() -> None:
 
 def test_a_topology_that_meets_under_tls_stays_with_it() -> None:
     assert not inside(LEVELS).insecure
+
+
+@pytest.mark.parametrize("text", [UNEVEN, LEVELS])
+def test_one_mpirun_reaches_every_host_at_its_dc(text: str) -> None:
+    there, here = inside(text, one_mpirun=True), parse(text)
+    assert there.workers_per_dc == here.workers_per_dc
+    assert [{host.address for host in dc.hosts} for dc in there.datacenters] == [{"198.18.0.1"}, {"198.18.0.2"}]
 
 
 @pytest.mark.parametrize("name", preset_names())

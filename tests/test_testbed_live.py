@@ -166,3 +166,13 @@ def processes_inside(owner: int) -> list[int]:
         for path in NAMESPACES.glob(f"hep-{owner}-*")
     ]
     return [int(word) for word in " ".join(words).split()]
+
+
+@pytest.mark.long
+def test_a_job_runs_with_one_mpirun_per_site(tmp_path: Path) -> None:
+    script = tmp_path / "hello.py"
+    script.write_text("import os, hybridep_rt\nhybridep_rt.init()\nprint('hello', os.environ['HYBRIDEP_DC'])\n")
+    line = hybridep("testbed", "run", "preset:two-dc", "--plan", "ep", "--", "python", str(script))
+    done = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == sorted(["[a/0]", "hello", "a", "[a/1]", "hello", "a", "[b/0]", "hello", "b", "[b/1]", "hello", "b"])

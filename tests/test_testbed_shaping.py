@@ -70,14 +70,14 @@ def test_a_packet_beyond_the_queue_limit_is_dropped() -> None:
     for packet in (b"1", b"2", b"3"):
         net.send(0.0, AB, 1000, packet)
     assert [packet for _, packet in drain(net)] == [b"1", b"2"]
-    assert net.lines[AB].counts.full_packets == 1
+    assert net.lines[AB].dropped.full == 1
 
 
 def test_the_queue_has_room_again_as_it_drains() -> None:
     net = network({AB: Shape(1000, queue_bytes=2500)})
     for now in (0.0, 0.0, 1.0):
         net.send(now, AB, 1000, b"x")
-    assert net.lines[AB].counts.full_packets == 0
+    assert net.lines[AB].dropped.full == 0
 
 
 def test_an_empty_queue_takes_a_packet_larger_than_its_limit() -> None:
@@ -141,16 +141,16 @@ def test_a_full_downlink_drops() -> None:
     for _ in range(100):
         net.send(0.0, AB, 1000, b"x")
     assert len(drain(net)) == 65
-    assert net.lines[AB].counts.full_packets == 35
+    assert net.lines[AB].dropped.full == 35
 
 
-def test_lost_packets_have_used_the_link() -> None:
+def test_lost_have_used_the_link() -> None:
     net = network({AB: Shape(1000, loss=0.5, queue_bytes=BIG)}, seed=1)
     for _ in range(100):
         net.send(0.0, AB, 1000, b"x")
     arrivals = [when for when, _ in drain(net)]
     assert 30 < len(arrivals) < 70
-    assert len(arrivals) + net.lines[AB].counts.lost_packets == 100
+    assert len(arrivals) + net.lines[AB].dropped.lost == 100
     assert max(arrivals) > 90.0
 
 
@@ -201,8 +201,8 @@ def test_pairs_keep_their_order_and_every_packet_is_accounted_for(
     for source in (0, 2):
         numbers = [packet[1] for packet in arrived if packet[0] == source]
         assert numbers == sorted(numbers)
-    counts = [line.counts for line in net.lines.values()]
-    assert len(arrived) + sum(each.lost_packets + each.full_packets for each in counts) == len(sent)
+    counts = [line.dropped for line in net.lines.values()]
+    assert len(arrived) + sum(each.lost + each.full for each in counts) == len(sent)
 
 
 @given(st.lists(st.integers(40, 1500), min_size=2, max_size=80))
@@ -223,7 +223,7 @@ def test_a_cut_drops_what_enters_and_what_is_under_way() -> None:
     net.send(2.0, BA, 100, b"other way")
     net.send(11.0, AB, 100, b"after")
     assert drain(net) == [(7.0, b"other way"), (16.0, b"after")]
-    assert net.lines[AB].counts.cut_packets == 2
+    assert net.lines[AB].dropped.cut == 2
 
 
 def test_a_cut_can_be_ended_early() -> None:

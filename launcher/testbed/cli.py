@@ -30,6 +30,7 @@ from launcher.testbed.ssh import daemons
 from launcher.testbed.verdict import Verdict, expect, judge
 from topology import Topology, load
 from topology.errors import ConfigError
+from topology.source import PRESET
 
 _MATRIX_BITS_PER_S = (25e6, 100e6, 1e9)
 _MATRIX_RTT_S = (0.0, 0.040, 0.200)
@@ -46,6 +47,9 @@ class _BeforeAndAfter(click.Command):
             ctx.meta["program"] = args[at + 1 :]
             args = args[:at]
         return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "-- COMMAND"]
 
 
 @click.group()
@@ -65,7 +69,7 @@ def testbed() -> None:
 def run(ctx: click.Context, topology: str, seed: int, single_mpirun: bool) -> None:
     """Train over the testbed: `hybridep run` with one mpirun per site, each inside its DC.
 
-    Usage: hybridep testbed run TOPOLOGY [options of this command or of `hybridep run`] -- COMMAND
+    After TOPOLOGY, all options of `hybridep run` may follow too: --plan, --codec, --log-dir and so on.
     """
     words = [*ctx.args, "--", *_program(ctx)]
     layout = load(topology)
@@ -108,7 +112,7 @@ def _scratch(bed: Testbed, name: str) -> dict[str, str]:
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of loss and jitter.")
 @click.pass_context
 def execute(ctx: click.Context, topology: str, only: Sequence[str], log_dir: Path | None, seed: int) -> None:
-    """Run any command in every DC: hybridep testbed exec TOPOLOGY -- COMMAND
+    """Run any command in every DC.
 
     HYBRIDEP_DC names the DC, HYBRIDEP_TOPOLOGY the topology with the testbed's WAN addresses, and
     HYBRIDEP_TESTBED_ADDRESSES lists them: a=198.18.0.1,b=198.18.0.2.
@@ -241,7 +245,7 @@ def _program(ctx: click.Context) -> list[str]:
 
 
 def _label(source: str) -> str:
-    return source if source.startswith("preset:") else str(Path(source).resolve())
+    return source if source.startswith(PRESET) else str(Path(source).resolve())
 
 
 def _find(where: str) -> Path:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from launcher.testbed.derive import text_inside
 from topology import Topology, parse
-
-_PRESET = "preset:"
+from topology.source import PRESET
 
 
 def write_topology(topology: Topology, directory: Path, *, one_mpirun: bool = False) -> Path:
@@ -21,7 +20,7 @@ def write_topology(topology: Topology, directory: Path, *, one_mpirun: bool = Fa
 
 
 def _source_text(source: str) -> str:
-    if source.startswith(_PRESET):
-        file = resources.files("topology") / "presets" / f"{source.removeprefix(_PRESET)}.yaml"
+    if source.startswith(PRESET):
+        file = resources.files("topology") / "presets" / f"{source.removeprefix(PRESET)}.yaml"
         return file.read_text("utf-8")
     return Path(source).read_text("utf-8")

@@ -84,27 +84,24 @@ class Server:
 
 
 @dataclass(slots=True)
-class Counts:
-    """What one directed link did, in IP bytes and packets; a super-packet is one, but lost are single segments."""
+class Dropped:
+    """What one directed link dropped, and why. A super-packet counts as one, but lost are single segments."""
 
-    sent_packets: int = 0
-    sent_bytes: int = 0
-    delivered_bytes: int = 0
-    lost_packets: int = 0
-    full_packets: int = 0
-    cut_packets: int = 0
+    lost: int = 0
+    full: int = 0
+    cut: int = 0
 
 
 class Line:
     """The state of one directed link."""
 
-    __slots__ = ("counts", "cut_until_s", "last_arrival_s", "pair", "server", "shape")
+    __slots__ = ("cut_until_s", "dropped", "last_arrival_s", "pair", "server", "shape")
 
     def __init__(self, pair: Pair, shape: Shape) -> None:
         self.pair = pair
         self.shape = shape
         self.server = Server(shape.rate_bytes_per_s, shape.queue_limit_bytes)
-        self.counts = Counts()
+        self.dropped = Dropped()
         self.last_arrival_s = 0.0
         self.cut_until_s = 0.0
 
@@ -138,16 +135,13 @@ class Network:
     def send(self, now: float, pair: Pair, size_bytes: int, packet: bytes, segments: int = 1) -> None:
         """A host of DC pair[0] sends to DC pair[1] a packet of so many IP bytes in all its segments."""
         line = self.lines[pair]
-        counts = line.counts
-        counts.sent_packets += 1
-        counts.sent_bytes += size_bytes
         if now < line.cut_until_s:
-            counts.cut_packets += 1
+            line.dropped.cut += 1
             return
         uplink, server, shape = self._up[pair[0]], line.server, line.shape
         first_s = max(now, uplink.free_s)
         if not uplink.take(now, size_bytes) or not server.take(first_s, size_bytes):
-            counts.full_packets += 1
+            line.dropped.full += 1
             return
         left_s = max(uplink.free_s, server.free_s)
         arrival_s = left_s + shape.delay_s
@@ -155,15 +149,14 @@ class Network:
             arrival_s += self._random.random() * shape.jitter_s
         line.last_arrival_s = arrival_s = max(arrival_s, line.last_arrival_s)
         on_line_s = size_bytes / min(uplink.rate, server.rate)
-        for size, survivor in (
-            self._survivors(line, size_bytes, packet, segments) if shape.loss else ((size_bytes, packet),)
-        ):
-            heappush(self._waiting, (arrival_s, next(self._order), on_line_s, line, size, survivor))
+        pieces = self._survivors(line, size_bytes, packet, segments) if shape.loss else [(size_bytes, packet)]
+        for size, piece in pieces:
+            heappush(self._waiting, (arrival_s, next(self._order), on_line_s, line, size, piece))
 
     def _survivors(self, line: Line, size_bytes: int, packet: bytes, segments: int) -> list[tuple[int, bytes]]:
         """What the line's loss leaves of a packet, with the IP bytes of each piece. All of it has used the line."""
         lost = [number for number in range(segments) if self._random.random() < line.shape.loss]
-        line.counts.lost_packets += len(lost)
+        line.dropped.lost += len(lost)
         if not lost:
             return [(size_bytes, packet)]
         pieces = without(packet, segments, lost) if len(lost) < segments else []
@@ -176,9 +169,8 @@ class Network:
         while waiting and waiting[0][0] <= now:
             when, _, on_line_s, line, size, packet = heappop(waiting)
             if now < line.cut_until_s:
-                line.counts.cut_packets += 1
+                line.dropped.cut += 1
             elif on_line_s is None or self._passes_downlink(when, on_line_s, line, size, packet):
-                line.counts.delivered_bytes += size
                 out.append((line.pair[1], packet))
         return out
 
@@ -186,7 +178,7 @@ class Network:
         """Whether the downlink adds no wait; else the packet is queued there, or dropped."""
         downlink = self._down[line.pair[1]]
         if not downlink.take(when - on_line_s, size):
-            line.counts.full_packets += 1
+            line.dropped.full += 1
             return False
         if downlink.free_s <= when:
             return True
