@@ -175,4 +175,5 @@ def test_a_job_runs_with_one_mpirun_per_site(tmp_path: Path) -> None:
     line = hybridep("testbed", "run", "preset:two-dc", "--plan", "ep", "--", "python", str(script))
     done = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split()) == sorted(["[a/0]", "hello", "a", "[a/1]", "hello", "a", "[b/0]", "hello", "b", "[b/1]", "hello", "b"])
+    expected = ["[a/0] hello a", "[a/1] hello a", "[b/0] hello b", "[b/1] hello b"]
+    assert sorted(done.stdout.splitlines()) == expected

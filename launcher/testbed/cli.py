@@ -160,7 +160,7 @@ def shape(where: str, pair: str, cut: float | None, stall: float | None, **words
 def verify(ctx: click.Context, topology: str | None, seconds: float, as_json: bool) -> None:
     """Measure rate and RTT of every directed link against the topology; exit status 1 if one is off by over 5 %.
 
-    Without TOPOLOGY: two DCs at 25 Mbit/s, 100 Mbit/s and 1 Gbit/s, each at 0, 40 and 200 ms.
+    Without TOPOLOGY: two DCs at 25 Mbit/s, 100 Mbit/s and 1 Gbit/s, each at 0, 40 and 200 ms; about two minutes.
     """
     verdicts = _verify_matrix(seconds) if topology is None else _verify_topology(load(topology), seconds)
     if as_json:
