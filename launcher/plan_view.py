@@ -94,11 +94,15 @@ def _report(
 
 
 def _print(console: Console, topology: Topology, decision: Decision, made: Plan, cost: Cost) -> None:
-    table = Table(title=f"Plans for {topology.cluster}, per optimizer step")
-    for column in ("plan", "busiest uplink", "tokens", "experts", "hidden", "inside DCs", "total", "copies/worker"):
-        table.add_column(column, justify="left" if column == "plan" else "right")
+    table = Table(
+        title=f"Plans for {topology.cluster}, per optimizer step",
+        caption="uplink: bytes of the busiest; inside: on links inside DCs; copies: memory of one worker",
+        padding=(0, 0),
+    )
+    for column in ("plan", "uplink", "tokens", "experts", "hidden", "inside", "total", "copies"):
+        table.add_column(column, justify="left" if column == "plan" else "right", no_wrap=True)
     for candidate in decision.candidates:
-        mark = " (chosen)" if candidate is decision.choice else "" if candidate.fits else " (too big)"
+        mark = " *" if candidate is decision.choice else "" if candidate.fits else " (too big)"
         table.add_row(candidate.name + mark, *_row(topology, candidate.cost))
     if cost != decision.choice.cost:
         table.add_section()

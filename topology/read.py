@@ -8,6 +8,7 @@ A file has one of two forms. The short one is symmetric, with levels from the ou
       - {name: node, count: 2, bandwidth: 10 GB/s,    latency: 20 us}
       - {name: gpu,  count: 4, bandwidth: 300 GB/s}
 
+The first level's bandwidth is that of a DC's uplink, and of its downlink, which its links to all others share.
 `latency` is the round-trip time, at every level; it must be given at the first, where `jitter`, `loss` and `queue` may
 be given too. Everything runs on this machine unless `hosts` ({a: ADDRESS or [ADDRESS, ...]}) says otherwise. `wan` and
 `listen` ({a: "host:port"}) are as below.
@@ -50,6 +51,8 @@ def parse(text: str, source: str = "<text>") -> Topology:
     """
     document = read(text, source)
     names = {str(key.node.value) for key, _ in document.entries("a mapping that starts with 'cluster: NAME'")}
+    if not {"levels", "datacenters"} & names:
+        document.fields({*read_levels.KEYS, *read_sites.KEYS})
     if ("levels" in names) == ("datacenters" in names):
         raise document.error("needs either 'levels' (symmetric) or 'datacenters' (explicit), and not both")
     form = read_levels if "levels" in names else read_sites

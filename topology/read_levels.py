@@ -28,12 +28,15 @@ def read_levels(fields: Mapping[str, Item], *, cluster: str, source: str) -> Top
         if name not in wan:
             raise item.error(f"'listen' needs a 'wan' address of DC {name!r} too")
     hosts = {name: _hosts(item, workers) for name, item in _per_dc(fields.get("hosts"), names).items()}
+    # Of two DCs the link is the uplink; of more, each DC's links share it.
+    shared = (levels[0].link.bandwidth_bytes_per_s,) * 2 if len(names) > 2 else ()
     datacenters = tuple(
         Datacenter(
             name,
             hosts.get(name) or hosts_here(name, workers),
             wan[name].address() if name in wan else None,
             listen[name].address() if name in listen else None,
+            *shared,
         )
         for name in names
     )
