@@ -11,6 +11,8 @@ import click
 from hybridep_rt.errors import ConfigError, ConnectFailed, HandshakeRefused, HybridEPError
 
 _COMMANDS: Mapping[str, str] = {
+    "certs": "launcher.certs:certs",
+    "doctor": "launcher.doctor:doctor",
     "plan": "launcher.plan_view:plan",
     "run": "launcher.run:run",
     "testbed": "launcher.testbed.cli:testbed",
