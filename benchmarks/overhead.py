@@ -24,6 +24,7 @@ from benchmarks.steps import Steps, measure_steps
 
 AIM = 1.10
 ARMS = ("plain", "runtime")
+Case = tuple[Size, Steps, dict[str, tuple[Comparison, Floor]]]
 
 
 def judge(size: Size, steps: Steps, noise: Path) -> dict[str, tuple[Comparison, Floor]]:
@@ -50,14 +51,16 @@ def main(json_path: Path | None, noise: Path, quick: bool) -> None:
     """Time training steps over the runtime and over plain torch.distributed, in turns."""
     console = Console(width=140)
     sizes, rounds = (QUICK, 10) if quick else (FULL, 24)
-    measured = [(size, measure_steps(size, ARMS, rounds)) for size in track(sizes, "one job per size", console=console)]
-    judged = [(size, steps, judge(size, steps, noise)) for size, steps in measured]
+    judged: list[Case] = []
+    for size in track(sizes, "one job per size", console=console):
+        steps = measure_steps(size, ARMS, rounds)
+        judged.append((size, steps, judge(size, steps, noise)))
+        if json_path is not None:  # after each case: a run that is stopped leaves what it has
+            settings = {"quick": quick, "rounds": rounds, "aim": AIM}
+            write_report(json_path, report("overhead", settings, [as_json(*case) for case in judged]))
     for clock, title in (("wall", "Step time"), ("cpu", "CPU time of a step, mean of the workers")):
         rows = [(str(size), *found[clock]) for size, _, found in judged]
         console.print(comparison_table(f"{title}: the runtime against plain EP in one DC (aim: {AIM:.2f})", rows))
-    if json_path is not None:
-        settings = {"quick": quick, "rounds": rounds, "aim": AIM}
-        write_report(json_path, report("overhead", settings, [as_json(*case) for case in judged]))
 
 
 if __name__ == "__main__":

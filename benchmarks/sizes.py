@@ -21,15 +21,6 @@ class Size:
         return f"{self.workers} workers, {self.tokens} tokens each, {self.hidden} x {self.ffn}"
 
 
-FULL = tuple(
-    Size(workers, tokens, hidden, ffn)
-    for workers in (2, 1)
-    for tokens, hidden, ffn in (
-        (512, 256, 512),
-        (2048, 256, 512),
-        (4096, 256, 512),
-        (512, 512, 1024),
-        (2048, 512, 1024),
-    )
-)
+SHAPES = ((512, 256, 512), (2048, 256, 512), (512, 512, 1024), (4096, 256, 512), (2048, 512, 1024))
+FULL = tuple(Size(workers, tokens, hidden, ffn) for tokens, hidden, ffn in SHAPES for workers in (2, 1))
 QUICK = (Size(2, 512, 256, 512), Size(1, 512, 256, 512))
