@@ -21,6 +21,11 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
         self.out = nn.Linear(hidden, hidden, bias=False)
 
+    @staticmethod
+    def flops(batch: int, sequence: int, hidden: int) -> float:
+        """Of one forward: four projections, and half of the scores and their products, as the mask cuts the rest."""
+        return batch * sequence * (8.0 * hidden**2 + 2.0 * sequence * hidden)
+
     def forward(self, x_BTH: torch.Tensor) -> torch.Tensor:
         batch, sequence, hidden = x_BTH.shape
         q, k, v = self.qkv(x_BTH).view(batch, sequence, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
@@ -42,7 +47,9 @@ class Block(nn.Module):
         )
 
     def forward(self, x_BTH: torch.Tensor) -> torch.Tensor:
-        x_BTH = x_BTH + self.attention(self.attention_norm(x_BTH))
+        normed_BTH = self.attention_norm(x_BTH)
+        flops = self.attention.flops(*normed_BTH.shape)
+        x_BTH = x_BTH + hybridep_rt.current().kernel(self.attention, normed_BTH, flops)
         out_BTH: torch.Tensor = x_BTH + self.moe(self.expert_norm(x_BTH))
         return out_BTH
 

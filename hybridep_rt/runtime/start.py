@@ -113,7 +113,7 @@ def _use_loopback(datacenter: Datacenter) -> None:
 def _alone() -> Runtime:
     topology: Topology = parse(_ALONE, "<one worker>")
     address = Address(0, 0)
-    wan = MemoryWan(topology.workers_per_dc)
+    wan = MemoryWan(topology.workers_per_dc, dc_names=topology.dc_names)
     return Runtime(
         address=address,
         layout=Layout(topology.workers_per_dc),
