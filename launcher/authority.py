@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hybridep_rt.errors import ConfigError
-from hybridep_rt.protocol.identity import dns_name
+from hybridep_rt.protocol.identity import DNS_SUFFIX, dns_name
 from topology import Datacenter
 
 _AUTHORITY = "HybridEP authority"
@@ -66,7 +66,8 @@ def new_authority(cluster: str | None, now: datetime, valid: timedelta) -> Pair:
 def issue(authority: Pair, cluster: str, dc: Datacenter, now: datetime, valid: timedelta) -> Pair:
     """A new key and certificate for one DC, for both ends of a TLS connection. Ends with the authority at the latest.
 
-    Raises ConfigError where the authority is of another cluster, broken or not valid now.
+    Raises ConfigError where the authority is of another cluster, broken or not valid now, and where the DC's WAN host
+    is called as only DCs are.
     """
     parent, signer = _load_authority(authority)
     facts = read(authority.certificate)
@@ -169,6 +170,10 @@ def _alternatives(cluster: str, dc: Datacenter) -> Iterable[x509.GeneralName]:
         try:
             yield x509.IPAddress(ipaddress.ip_address(host.partition("%")[0]))
         except ValueError:
+            if host.lower().rstrip(".").endswith(DNS_SUFFIX):
+                raise ConfigError(
+                    f'DC "{dc.name}": no WAN host can be called {host}, certificates name DCs so'
+                ) from None
             yield x509.DNSName(host)
 
 

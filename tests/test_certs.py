@@ -120,6 +120,12 @@ def test_the_wan_host_is_a_name_too(wan: str) -> None:
     assert (facts.subject, facts.cluster, facts.is_authority) == ("a", "c", False)
 
 
+@pytest.mark.parametrize("wan", ["b.c.hybridep", "B.C.HybridEP", "b.c.hybridep."])
+def test_no_wan_host_passes_for_another_dc(wan: str) -> None:
+    with pytest.raises(ConfigError, match=r'DC "a": no WAN host can be called'):
+        issue(new_authority(None, NOW, YEAR), "c", site("a", wan), NOW, YEAR)
+
+
 def test_validity_is_bounded_by_the_authoritys() -> None:
     ca = new_authority("c", NOW, timedelta(days=10))
     facts = read(issue(ca, "c", site("a"), NOW, YEAR).certificate)

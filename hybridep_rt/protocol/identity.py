@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 
+DNS_SUFFIX = ".hybridep"
+
 _PLAIN = re.compile(r"(?!xn--|x--)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def dns_name(cluster: str, dc: str) -> str:
     """`lyon.demo.hybridep`. Two DCs never share a name, not even "Lyon" and "lyon", which DNS can't tell apart."""
-    return f"{_label(dc)}.{_label(cluster)}.hybridep"
+    return f"{_label(dc)}.{_label(cluster)}{DNS_SUFFIX}"
 
 
 def _label(name: str) -> str:
