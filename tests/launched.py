@@ -75,9 +75,9 @@ class Launched:
     def text(self) -> str:
         return "\n".join(self.lines)
 
-    def until(self, wanted: str, times: int = 1) -> None:
+    def until(self, wanted: str, times: int = 1, patience_s: float = START_S) -> None:
         """Read until so many lines contain `wanted`."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + patience_s
         while sum(wanted in line for line in self.lines) < times:
             line = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
             assert line is not None, f"the command ended before {wanted!r}:\n{self.text}"
