@@ -110,7 +110,7 @@ class Exchange:
 
         def batch(pairs: torch.Tensor) -> tuple[torch.Tensor, Batch]:
             rows, row_in_batch = torch.unique_consecutive(row_P[pairs], return_inverse=True)
-            return rows, Batch(x_TH[rows], row_in_batch, expert_P[pairs], weight_P[pairs])
+            return rows, Batch(x_TH.index_select(0, rows), row_in_batch, expert_P[pairs], weight_P[pairs])
 
         sent = []
         for chunk in range(self._chunks):
@@ -142,7 +142,7 @@ class Exchange:
         position, (tokens, _), choices = trace.position, trace.shape, trace.choices
         for part in trace.sent:
             at = position._replace(phase=Phase.COMBINE_GRADIENT, chunk=part.chunk)
-            payload = [self._codec.encode(grad_TH[part.rows])]
+            payload = [self._codec.encode(grad_TH.index_select(0, part.rows))]
             self._wan.send(part.to, "combine-gradient", at, payload, traffic=Traffic.TOKENS, counts=(len(part.rows),))
         grad_x, local_weights = spread_backward(self._site, trace.local, grad_TH, position._replace(chunk=0))
         grad_weight_P = local_weights.new_zeros(tokens * choices)

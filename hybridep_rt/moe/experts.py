@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -71,17 +71,69 @@ def weighted_sum(
     expert_P: torch.Tensor,
     weight_P: torch.Tensor,
 ) -> torch.Tensor:
-    """sum over the pairs of a row of weight * expert(x[row]), as [N,H]. P pairs (row, expert, weight) in any order.
+    """sum over the pairs of a row of weight * expert(x[row]), as [N,H]. P pairs (row, expert, weight), sorted by row.
 
-    Experts run in the order of their ids, and a row's terms are added in that order, so that the result does not
-    depend on where the rows came from. Raises KeyError for an expert that is not held here.
+    A row's terms are added in the order of its pairs, so that the result does not depend on where the rows came from.
+    Raises KeyError for an expert that is not held here.
     """
-    order = torch.argsort(expert_P, stable=True)
-    ids, counts = torch.unique_consecutive(expert_P[order], return_counts=True)
-    row_P, weight_P = row_P[order], weight_P[order]
-    batches = x_NH.index_select(0, row_P).split(counts.tolist())
-    out_NH = torch.zeros_like(x_NH)
-    if not batches:
-        return out_NH
+    if not len(row_P):
+        return torch.zeros_like(x_NH)
+    pairs = _pairs(row_P, expert_P, len(x_NH))
+    ids, counts = torch.unique_consecutive(expert_P[pairs.order], return_counts=True)
+    batches = _Gather.apply(x_NH, pairs).split(counts.tolist())  # type: ignore[no-untyped-call]
     y_PH = torch.cat([apply(held[expert], batch) for expert, batch in zip(ids.tolist(), batches, strict=True)])
-    return out_NH.index_add_(0, row_P, y_PH * weight_P.unsqueeze(1).to(y_PH.dtype))
+    out_NH: torch.Tensor = _Combine.apply(y_PH, weight_P.to(y_PH.dtype), pairs)  # type: ignore[no-untyped-call]
+    return out_NH
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """`order`: the pairs by expert. `row`: their rows, in that order. `place`: where each pair is in that order.
+
+    `first`: the first pair of each row.
+    """
+
+    order: torch.Tensor
+    row: torch.Tensor
+    place: torch.Tensor
+    first: torch.Tensor
+
+
+def _pairs(row_P: torch.Tensor, expert_P: torch.Tensor, rows: int) -> _Pairs:
+    order = torch.argsort(expert_P, stable=True)
+    numbers = torch.arange(max(len(order), rows), device=order.device)
+    place = torch.empty_like(order)
+    place[order] = numbers[: len(order)]
+    return _Pairs(order, row_P[order], place, torch.searchsorted(row_P, numbers[:rows]))
+
+
+class _Gather(torch.autograd.Function):
+    """x [N,H] -> the pairs' rows, by expert [P,H]. Backward adds up in the order of the pairs, on GPUs too."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NH: torch.Tensor, pairs: _Pairs) -> torch.Tensor:
+        ctx.pairs = pairs
+        return x_NH.index_select(0, pairs.row)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return functional.embedding_bag(ctx.pairs.place, grads[0], ctx.pairs.first, mode="sum"), None
+
+
+class _Combine(torch.autograd.Function):
+    """Results by expert [P,H] and gate weights by pair [P] -> weighted sums by row [N,H], in the order of the pairs."""
+
+    @staticmethod
+    def forward(ctx: Any, y_PH: torch.Tensor, weight_P: torch.Tensor, pairs: _Pairs) -> torch.Tensor:
+        ctx.save_for_backward(y_PH, weight_P)
+        ctx.pairs = pairs
+        return functional.embedding_bag(pairs.place, y_PH, pairs.first, mode="sum", per_sample_weights=weight_P)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        y_PH, weight_P = ctx.saved_tensors
+        order = ctx.pairs.order
+        grad_PH = grads[0].index_select(0, ctx.pairs.row)
+        grad_weight = torch.empty_like(weight_P)
+        grad_weight[order] = torch.linalg.vecdot(grad_PH, y_PH)
+        return grad_PH.mul_(weight_P[order].unsqueeze(1)), grad_weight, None

@@ -151,19 +151,23 @@ class Holdings:
         self._stage = Stage.CLEAN
         at = Position(step, 0, self._layer, Phase.GRADIENT_RETURN)
         for expert in self._tables.homes:
-            totals = [torch.zeros_like(parameter) for parameter in self._parameters[expert]]
+            parts = []
             for source in sorted((self._tables.me, *self._tables.subscribers[expert])):
                 if source == self._tables.me:
                     part = self._site_sums.get(expert)
                 else:
                     part = self._receive_gradient(expert, at._replace(chunk=expert), source)
                 if part is not None:
-                    for total, tensor in zip(totals, part, strict=True):
-                        total.add_(tensor)
-            for parameter, total in zip(self._parameters[expert], totals, strict=True):
+                    parts.append(part)
+            for number, parameter in enumerate(self._parameters[expert]):
                 if not parameter.requires_grad:
                     continue
-                total.div_(divisor)
+                # The terms are this worker's own to overwrite: what its leaves collected, or what was just received.
+                total = parts[0][number] if parts else torch.zeros_like(parameter)
+                for part in parts[1:]:
+                    total.add_(part[number])
+                if divisor > 1:
+                    total.div_(divisor)
                 parameter.grad = total if parameter.grad is None else parameter.grad.add_(total)
         self._site_sums = {}
 

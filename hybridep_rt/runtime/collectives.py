@@ -65,7 +65,8 @@ class Collectives:
         )
         site_sum = reduce(combine, (part for (part,) in parts))
         totals = self._reduce_between_dcs(mine, site_sum, position, combine, traffic)
-        spread = self._site.exchange(position, [(totals,)] * self._site.size)
+        sizes = [(sum(unit.last - unit.first for unit in theirs),) for theirs in by_worker]
+        spread = self._site.exchange(position, [(totals,)] * self._site.size, rows_from=sizes)
         result = torch.empty_like(values)
         for theirs, (part,) in zip(by_worker, spread, strict=True):
             for unit, piece in zip(theirs, part.split([u.last - u.first for u in theirs]), strict=True):

@@ -43,7 +43,13 @@ def average_gradients(
 
 def all_finite(parameters: Sequence[torch.nn.Parameter]) -> bool:
     """Whether every gradient that there is has finite values only."""
-    return all(bool(torch.isfinite(p.grad).all()) for p in parameters if p.grad is not None)
+    return all(_is_finite(p.grad) for p in parameters if p.grad is not None)
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    # A sum reads the values once and `isfinite` makes several temporaries, so ask the sum first. It may overflow though
+    # all values are finite; it never is finite if one of them isn't.
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
 
 
 def _flat_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:

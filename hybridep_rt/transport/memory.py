@@ -167,7 +167,9 @@ class MemorySiteMember:
         self.size = site.size
         self._round = 0
 
-    def exchange(self, position: Position, parcels: Sequence[Parcel]) -> list[list[torch.Tensor]]:
+    def exchange(
+        self, position: Position, parcels: Sequence[Parcel], rows_from: Sequence[Sequence[int]] | None = None
+    ) -> list[list[torch.Tensor]]:
         """See `SiteGroup.exchange`."""
         site, number = self._site, self._round
         self._round += 1
@@ -194,6 +196,8 @@ class MemorySiteMember:
                     peer=f"worker {worker} of this DC",
                     theirs=entries[worker][0].describe(),
                 )
+        sizes = [[len(t) for t in entries[worker][1][self.index]] for worker in range(self.size)]
+        assert rows_from is None or sizes == [list(rows) for rows in rows_from], (position, sizes, rows_from)
         return [
             [tensor if worker == self.index else tensor.clone() for tensor in entries[worker][1][self.index]]
             for worker in range(self.size)

@@ -26,11 +26,16 @@ class SiteGroup(Protocol):
     index: int
     size: int
 
-    def exchange(self, position: Position, parcels: Sequence[Parcel]) -> list[list[torch.Tensor]]:
+    def exchange(
+        self, position: Position, parcels: Sequence[Parcel], rows_from: Sequence[Sequence[int]] | None = None
+    ) -> list[list[torch.Tensor]]:
         """Give `parcels[i]` to worker i; return what worker i gave to this one, for each i in order.
 
         The number of rows (first dimension) of each tensor may differ per destination and may be 0: it travels with
-        the data. What a worker gives to itself is passed through without a copy.
+        the data, as does the position. What a worker gives to itself is passed through without a copy.
+
+        `rows_from[i][j]`: rows of tensor j from worker i, where every worker knows them already: saves telling them,
+        and with it the check of positions. Only for an answer to the exchange just before, in the same function.
 
         Raises PositionMismatch where workers are at different places, DeadlineExceeded, PeerLost.
         """

@@ -56,9 +56,11 @@ class SoloSite:
     index = 0
     size = 1
 
-    def exchange(self, position: Position, parcels: Sequence[Parcel]) -> list[list[torch.Tensor]]:
+    def exchange(
+        self, position: Position, parcels: Sequence[Parcel], rows_from: Sequence[Sequence[int]] | None = None
+    ) -> list[list[torch.Tensor]]:
         """Everything goes to oneself."""
-        del position
+        del position, rows_from
         return [list(parcels[0])]
 
     def close(self) -> None:
@@ -68,8 +70,8 @@ class SoloSite:
 class TorchSite:
     """A SiteGroup over the default process group.
 
-    Each exchange is two all-to-alls: a small one with positions and row counts, which finds workers that diverged
-    before any size can mismatch, and one with all bytes.
+    An exchange is two all-to-alls: a small one with positions and row counts, which finds workers that diverged before
+    any size can mismatch, and one with all bytes. An answer, whose sizes all know, is only the second.
     """
 
     def __init__(self, wan: WanPort, dc_name: str, timeout_s: float) -> None:
@@ -79,11 +81,14 @@ class TorchSite:
         self._dc_name = dc_name
         self._timeout_s = timeout_s
 
-    def exchange(self, position: Position, parcels: Sequence[Parcel]) -> list[list[torch.Tensor]]:
+    def exchange(
+        self, position: Position, parcels: Sequence[Parcel], rows_from: Sequence[Sequence[int]] | None = None
+    ) -> list[list[torch.Tensor]]:
         """See `SiteGroup.exchange`. Parcels have at most six tensors."""
         own = parcels[self.index]
         device = own[0].device
-        rows_from = self._exchange_headers(position, parcels, device)
+        if rows_from is None:
+            rows_from = self._exchange_headers(position, parcels, device)
         row_bytes = [math.prod(t.shape[1:]) * t.dtype.itemsize for t in own]
         sizes_to = [0 if i == self.index else _packed_bytes(map(len, p), row_bytes) for i, p in enumerate(parcels)]
         sizes_from = [0 if i == self.index else _packed_bytes(rows, row_bytes) for i, rows in enumerate(rows_from)]
