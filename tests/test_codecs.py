@@ -1,20 +1,24 @@
-"""Codecs that keep every element: round trips, declared sizes, hostile payloads."""
+"""The one interface of all codecs, what a spec may say, and the codecs that keep every element."""
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridep_rt.codecs.codec import NAMES, Codecs, make_codec
+from hybridep_rt.codecs.codec import NAMES, Codecs, bytes_per_element, make_codec, names_for
+from hybridep_rt.codecs.ladder import LADDER, rung, rung_below
 from hybridep_rt.errors import CodecError, ConfigError
 
+PLAIN = ["exact", "fp32", "bf16"]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
 @given(
-    st.sampled_from(NAMES),
+    st.sampled_from(PLAIN),
     st.sampled_from(DTYPES),
     st.lists(st.integers(0, 5), min_size=1, max_size=3),
     st.integers(0, 99),
@@ -37,7 +41,7 @@ def test_a_strided_tensor_is_sent_in_row_major_order():
     assert torch.equal(decoded, values)
 
 
-@given(st.sampled_from(NAMES), st.binary(max_size=64))
+@given(st.sampled_from(PLAIN), st.binary(max_size=64))
 def test_a_payload_of_another_size_is_refused(name, payload):
     codec, into = make_codec(name), torch.empty(3)
     if len(payload) == codec.wire_bytes(3, torch.float32):
@@ -47,14 +51,128 @@ def test_a_payload_of_another_size_is_refused(name, payload):
             codec.decode(payload, into)
 
 
+SPECS = [
+    *PLAIN,
+    *("int8", "fp8", "delta-1bit", "delta-1bit:t=2:scale=1.3", "delta-1bit:predict=0.5", "delta-2bit:t=3:predict=0.5"),
+    *("delta-topk:keep=0.1", "sr:keep=0.1", "4bit", "2bit:t=2", "1bit:vs=4", "1bit:t=2:vs=32:block=128", "topk"),
+]
+
+
+def stream(spec, elements):
+    """Sender and receiver of a stream, past their first payload."""
+    ends = make_codec(spec), make_codec(spec)
+    into = torch.zeros(elements)
+    if spec.startswith("sr"):
+        for end in ends:
+            end.set_shared(torch.zeros(elements), 1)
+    ends[1].decode(ends[0].encode(torch.randn(elements)), into)
+    return *ends, into
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("elements", [0, 1, 64, 300, 1024])
+def test_payloads_have_their_declared_size_and_tell_it(spec, elements):
+    sender, receiver, into = stream(spec, elements)
+    for _ in range(3):
+        payload = bytes(sender.encode(torch.randn(elements)))
+        declared = sender.wire_bytes(elements, torch.float32)
+        assert len(payload) <= declared if "topk" in spec or "sr" in spec else len(payload) == declared
+        followed = payload + b"what comes next"
+        assert make_codec(spec).frame_bytes(followed, elements, torch.float32) == len(payload)
+        receiver.decode(payload, into)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes_are_coded_as_float32(spec, dtype):
+    sender, receiver = make_codec(spec), make_codec(spec)
+    values, into = torch.randn(3, 100).to(dtype), torch.zeros(3, 100, dtype=dtype)
+    if spec.startswith("sr"):
+        for end in (sender, receiver):
+            end.set_shared(values.to(torch.float32), 1)
+    receiver.decode(sender.encode(values), into)
+    error = float((into - values).norm() / values.norm())
+    assert error < (0.99 if spec in ("topk", "2bit:t=2", "1bit:t=2:vs=32:block=128") else 0.65)
+
+
+@given(st.sampled_from(SPECS), st.binary(max_size=40), st.integers(0, 400), st.sampled_from(["cut", "grow", "change"]))
+def test_hostile_payloads_are_refused_or_harmless(spec, noise, at, how):
+    """Near-valid payloads: either a CodecError, or values of the right number."""
+    elements = 300
+    sender, receiver, into = stream(spec, elements)
+    payload = bytearray(sender.encode(torch.randn(elements)))
+    at = min(at, len(payload))
+    if how == "cut":
+        del payload[at : at + len(noise)]
+    elif how == "grow":
+        payload[at:at] = noise
+    else:
+        payload[at : at + len(noise)] = noise
+    guarded = torch.full((elements + 200,), 7.0)
+    guarded[100:-100] = into
+    again = guarded[100:-100]
+    with suppress(CodecError):
+        make_codec(spec).frame_bytes(payload, elements, torch.float32)
+    try:
+        receiver.decode(payload, into)
+    except CodecError:
+        assert torch.equal(into, again)
+    fresh = make_codec(spec)
+    if spec.startswith("sr"):
+        fresh.set_shared(torch.zeros(elements), 1)
+    with suppress(CodecError):
+        fresh.decode(payload, again)
+    assert (guarded[:100] == 7).all()
+    assert (guarded[-100:] == 7).all()
+
+
 def test_names():
     assert Codecs.parse("weights=bf16,dense=fp32") == Codecs(weights="bf16", dense="fp32")
+    assert Codecs.parse("weights=delta-1bit:t=2:scale=1.3").weights == "delta-1bit:t=2:scale=1.3"
     assert Codecs.parse("") == Codecs()
     for text in ("weights", "weights=bf16,weights=fp32", "bytes=bf16"):
         with pytest.raises(ConfigError, match="KIND=CODEC"):
             Codecs.parse(text)
     with pytest.raises(ConfigError, match="choose one of exact, fp32, bf16"):
         Codecs.parse("weights=zip")
+    for spec in NAMES:
+        assert any(spec in names_for(kind) for kind in ("tokens", "weights", "gradients"))
+    for text in ("tokens=1bit", "weights=fp8", "gradients=delta-1bit", "dense=sr"):
+        with pytest.raises(ConfigError, match="is not one for"):
+            Codecs.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("bf16:t=2", 'no option "t"; it has: none'),
+        ("1bit:speed=2", "it has: t, block, vs, beta"),
+        ("1bit:t=0", "0 is not in 1 .. 255"),
+        ("1bit:t=1.5", "t=1.5"),
+        ("1bit:block=65", "block is one of 64, 128, 256"),
+        ("delta-topk:keep=nan", "nan is not in"),
+        ("delta-1bit:scale", "scale"),
+    ],
+)
+def test_options_are_checked(spec, message):
+    with pytest.raises(ConfigError, match=message):
+        make_codec(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "both_ways"), [("exact", 8), ("safe", 0.813), ("default", 0.346), ("lean", 0.251), ("extreme", 0.134)]
+)
+def test_the_ladder_s_bytes(name, both_ways):
+    codecs = rung(name).codecs
+    sizes = [bytes_per_element(spec, torch.float32) for spec in (codecs.weights, codecs.gradients)]
+    assert sum(sizes) == pytest.approx(both_ways, abs=6e-4)
+
+
+def test_rungs_are_found_by_name():
+    assert rung_below("lean").name == "default"
+    assert rung_below("exact") == LADDER[0]
+    with pytest.raises(ConfigError, match="choose one of exact, safe, default, lean, extreme"):
+        rung("fast")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -1,56 +1,204 @@
-"""Tensor <-> bytes. One interface for tokens, weights and gradients, lossless or not."""
+"""Tensor <-> bytes. One interface for tokens, weights and gradients, lossless or not.
+
+A codec is named by a spec, `NAME[:OPTION=VALUE]...`, such as `bf16` or `delta-1bit:t=2:scale=1.3`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from hybridep_rt.codecs.dense import Cast, Exact
+from hybridep_rt.codecs.levels import BLOCKS, LevelCode
 from hybridep_rt.errors import ConfigError
 from hybridep_rt.protocol.messages import Bytes
+
+TOKENS, WEIGHTS, GRADIENTS, DENSE = "tokens", "weights", "gradients", "dense"
+_ANY = (TOKENS, WEIGHTS, GRADIENTS, DENSE)
+_SUMMED = (GRADIENTS, DENSE)
 
 
 class Codec(Protocol):
     """One stream of tensors from one sender to its receivers.
 
     A codec instance belongs to one stream, so that codecs which remember what the receiver holds (deltas) or what was
-    not sent yet (error feedback) keep that memory themselves.
+    not sent yet (error feedback) keep that memory themselves. Payloads that `encode` made belong to the caller.
     """
 
     name: str
 
     def wire_bytes(self, elements: int, dtype: torch.dtype) -> int:
-        """Exact size in bytes of `elements` values of `dtype` on the wire."""
+        """Size in bytes of `elements` values of `dtype` on the wire: exact, or the most where entries are chosen."""
+
+    def frame_bytes(self, payload: Bytes, elements: int, dtype: torch.dtype) -> int:
+        """Exact size of the payload that begins here, from its first bytes. Raises CodecError for another codec's."""
 
     def encode(self, values: torch.Tensor) -> Bytes:
         """Bytes of a tensor of any shape on any device, in row-major order."""
 
     def decode(self, payload: Bytes, into: torch.Tensor) -> None:
-        """Overwrite `into` (contiguous) with what `payload` encodes. Raises CodecError where the size is wrong."""
+        """Overwrite `into` (contiguous) with what `payload` encodes; a delta codec adds to what `into` holds.
+
+        Raises CodecError where the payload is not one for such a tensor, and then leaves it as it was.
+        """
 
 
-_CODECS: dict[str, Callable[[], Codec]] = {
-    "exact": Exact,
-    "fp32": lambda: Cast("fp32", torch.float32),
-    "bf16": lambda: Cast("bf16", torch.bfloat16),
+class Option(NamedTuple):
+    """A number that a spec may set."""
+
+    default: float
+    low: float
+    high: float
+    whole: bool = True
+
+    def read(self, text: str) -> float:
+        """Raises ValueError outside the range."""
+        value = float(int(text)) if self.whole else float(text)
+        if not self.low <= value <= self.high:
+            raise ValueError(f"{text} is not in {self.low:g} .. {self.high:g}")
+        return value
+
+
+@dataclass(frozen=True)
+class _Entry:
+    make: Callable[[dict[str, float], int], Codec]
+    kinds: tuple[str, ...]
+    options: dict[str, Option]
+
+
+def _levels(bits: int) -> Callable[[dict[str, float], int], Codec]:
+    def make(chosen: dict[str, float], width: int) -> Codec:
+        from hybridep_rt.codecs.coders import LevelCoder
+        from hybridep_rt.codecs.delta import Delta
+
+        code = LevelCode(bits, int(chosen["block"]), chosen["scale"], chosen["rho"], chosen["predict"])
+        return Delta(f"delta-{bits}bit", LevelCoder(code, int(chosen["t"])), predict=code.gain > 0)
+
+    return make
+
+
+def _coarse(bits: int) -> Callable[[dict[str, float], int], Codec]:
+    def make(chosen: dict[str, float], width: int) -> Codec:
+        from hybridep_rt.codecs.coders import LevelCoder
+        from hybridep_rt.codecs.feedback import Feedback
+        from hybridep_rt.codecs.moment import SecondMoment
+
+        block, period = int(chosen["block"]), int(chosen["vs"])
+        moment = SecondMoment(period, block, chosen["beta"]) if period else None
+        return Feedback(f"{bits}bit", LevelCoder(LevelCode(bits, block), int(chosen["t"])), moment)
+
+    return make
+
+
+def _delta_topk(chosen: dict[str, float], width: int) -> Codec:
+    from hybridep_rt.codecs.coders import SparseCoder
+    from hybridep_rt.codecs.delta import Delta
+
+    return Delta("delta-topk", SparseCoder(chosen["keep"]))
+
+
+def _topk(chosen: dict[str, float], width: int) -> Codec:
+    from hybridep_rt.codecs.coders import SparseCoder
+    from hybridep_rt.codecs.feedback import Feedback
+
+    return Feedback("topk", SparseCoder(chosen["keep"]))
+
+
+def _residual(chosen: dict[str, float], width: int) -> Codec:
+    from hybridep_rt.codecs.shared import SharedResidual
+
+    return SharedResidual("sr", chosen["keep"])
+
+
+def _scaled(name: str) -> Callable[[dict[str, float], int], Codec]:
+    def make(chosen: dict[str, float], width: int) -> Codec:
+        from hybridep_rt.codecs.scaled import Scaled
+
+        return Scaled(name, width, fp8=name == "fp8")
+
+    return make
+
+
+_BLOCK = Option(64, min(BLOCKS), max(BLOCKS))
+_PERIOD = Option(1, 1, 255)
+_KEEP = {"keep": Option(0.01, 1e-6, 0.5, whole=False)}
+_DELTA = {
+    "t": _PERIOD,
+    "scale": Option(1.0, 0.1, 4.0, whole=False),
+    "block": _BLOCK,
+    "predict": Option(0.0, 0.0, 1.0, whole=False),
+    "rho": Option(0.9, 0.0, 0.999, whole=False),
+}
+_COARSE = {"t": _PERIOD, "block": _BLOCK, "vs": Option(0, 0, 255), "beta": Option(0.95, 0.0, 0.9999, whole=False)}
+
+_CODECS: dict[str, _Entry] = {
+    "exact": _Entry(lambda chosen, width: Exact(), _ANY, {}),
+    "fp32": _Entry(lambda chosen, width: Cast("fp32", torch.float32), _ANY, {}),
+    "bf16": _Entry(lambda chosen, width: Cast("bf16", torch.bfloat16), _ANY, {}),
+    "int8": _Entry(_scaled("int8"), _ANY, {}),
+    "fp8": _Entry(_scaled("fp8"), (TOKENS,), {}),
+    "delta-2bit": _Entry(_levels(2), (WEIGHTS,), _DELTA),
+    "delta-1bit": _Entry(_levels(1), (WEIGHTS,), _DELTA),
+    "delta-topk": _Entry(_delta_topk, (WEIGHTS,), _KEEP),
+    "sr": _Entry(_residual, (WEIGHTS,), _KEEP),
+    "4bit": _Entry(_coarse(4), _SUMMED, _COARSE),
+    "2bit": _Entry(_coarse(2), _SUMMED, _COARSE),
+    "1bit": _Entry(_coarse(1), _SUMMED, _COARSE),
+    "topk": _Entry(_topk, _SUMMED, _KEEP),
 }
 
 NAMES = tuple(_CODECS)
 
+BLOCK = 64
+"""Values of weights and gradients that share a scale in `int8`."""
 
-def make_codec(name: str) -> Codec:
-    """A fresh codec for one stream. Raises ConfigError that lists the names."""
+
+def make_codec(spec: str, *, width: int = BLOCK) -> Codec:
+    """A fresh codec for one stream. `width`: of a token, whose values share a scale in `int8` and `fp8`.
+
+    Raises ConfigError that lists the names, or the options of a name.
+    """
+    entry, chosen = _parse(spec)
+    return entry.make(chosen, width)
+
+
+def names_for(kind: str) -> tuple[str, ...]:
+    """The codecs that a kind of traffic may use."""
+    return tuple(name for name, entry in _CODECS.items() if kind in entry.kinds)
+
+
+def bytes_per_element(spec: str, dtype: torch.dtype, *, width: int = BLOCK) -> float:
+    """Bytes on the wire per value of a large tensor, at the most and between key frames: what the planner counts."""
+    elements = 2**20
+    return make_codec(spec, width=width).wire_bytes(elements, dtype) / elements
+
+
+def _parse(spec: str) -> tuple[_Entry, dict[str, float]]:
+    name, *settings = spec.split(":")
     if name not in _CODECS:
         raise ConfigError(f'no codec "{name}": choose one of {", ".join(NAMES)}')
-    return _CODECS[name]()
+    entry = _CODECS[name]
+    chosen = {key: option.default for key, option in entry.options.items()}
+    for setting in settings:
+        key, _, text = setting.partition("=")
+        if key not in entry.options:
+            known = ", ".join(entry.options) or "none"
+            raise ConfigError(f'codec {name}: no option "{key}"; it has: {known}')
+        try:
+            chosen[key] = entry.options[key].read(text)
+        except ValueError as error:
+            raise ConfigError(f'codec {name}: "{setting}": {error}') from None
+    if chosen.get("block", BLOCK) not in BLOCKS:
+        raise ConfigError(f"codec {name}: block is one of {', '.join(map(str, BLOCKS))}")
+    return entry, chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Codecs:
-    """Which codec each kind of WAN traffic uses, by name. Raises ConfigError for a name that doesn't exist."""
+    """Which codec each kind of WAN traffic uses, by spec. Raises ConfigError for one that doesn't exist or fit."""
 
     tokens: str = "exact"
     weights: str = "exact"
@@ -58,8 +206,11 @@ class Codecs:
     dense: str = "exact"
 
     def __post_init__(self) -> None:
-        for name in (self.tokens, self.weights, self.gradients, self.dense):
-            make_codec(name)
+        for kind in _ANY:
+            spec = getattr(self, kind)
+            entry, _ = _parse(spec)
+            if kind not in entry.kinds:
+                raise ConfigError(f'codec "{spec}" is not one for {kind}: choose one of {", ".join(names_for(kind))}')
 
     @classmethod
     def parse(cls, text: str) -> Codecs:

@@ -17,6 +17,10 @@ class Exact:
         """`elements` times the dtype's size."""
         return elements * dtype.itemsize
 
+    def frame_bytes(self, payload: Bytes, elements: int, dtype: torch.dtype) -> int:
+        """As `wire_bytes`: these payloads have no header."""
+        return self.wire_bytes(elements, dtype)
+
     def encode(self, values: torch.Tensor) -> Bytes:
         """The tensor's memory, without a copy where it is contiguous on the CPU."""
         return as_bytes(values)
@@ -36,6 +40,10 @@ class Cast:
     def wire_bytes(self, elements: int, dtype: torch.dtype) -> int:
         """`elements` times the size of the wire's dtype; the tensor's own does not matter."""
         return elements * self._dtype.itemsize
+
+    def frame_bytes(self, payload: Bytes, elements: int, dtype: torch.dtype) -> int:
+        """As `wire_bytes`: these payloads have no header."""
+        return self.wire_bytes(elements, dtype)
 
     def encode(self, values: torch.Tensor) -> Bytes:
         """The values rounded to nearest even in the wire's dtype."""

@@ -1,0 +1,184 @@
+"""Coding of flat float32 tensors in main memory: `kernels` for whole chunks, and once more for a padded rest.
+
+`device` has the same functions for tensors elsewhere. Bytes go to and come from numpy arrays in main memory.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hybridep_rt.codecs import kernels
+from hybridep_rt.codecs.levels import CHUNK, GROUP, LevelCode, fp8_values, log_thresholds
+from hybridep_rt.codecs.reference import Array, Coded, Floats, Octets, Positions
+
+_SCAN = 32
+
+
+def encode_levels(
+    values: torch.Tensor,
+    state: torch.Tensor,
+    velocity: torch.Tensor | None,
+    code: LevelCode,
+    feedback: bool,
+    out: Coded,
+) -> None:
+    """Code values against a state, which is changed in place; see `reference.encode_levels`. Fills `out`."""
+    scales, codes = out.scales.reshape(-1, CHUNK // code.block), out.codes.reshape(-1, CHUNK * code.bits // 8)
+    source, held, moving = values.numpy(), state.numpy(), _or_empty(velocity)
+    whole = len(source) // CHUNK
+
+    def run(source: Array, held: Array, moving: Array, real: int, first: int, last: int) -> None:
+        kernels.encode_levels(
+            source, held, moving, real, code.bits, code.levels.magnitudes, code.levels.thresholds,
+            np.float32(code.factor), np.float32(code.rho), np.float32(code.gain), feedback,
+            scales[first:last], codes[first:last],
+        )  # fmt: skip
+
+    run(_rows(source, CHUNK), _rows(held, CHUNK), _rows(moving, CHUNK), CHUNK, 0, whole)
+    if rest := len(source) % CHUNK:
+        padded, held_rest, moving_rest = (_padded(array[whole * CHUNK :], CHUNK) for array in (source, held, moving))
+        run(padded, held_rest, moving_rest, rest, whole, whole + 1)
+        _restore(held_rest, held[whole * CHUNK :])
+        _restore(moving_rest, moving[whole * CHUNK :])
+
+
+def decode_levels(coded: Coded, state: torch.Tensor, velocity: torch.Tensor | None, code: LevelCode, add: bool) -> None:
+    """Add a code to a state, or write it there; see `reference.decode_levels`."""
+    scales, codes = coded.scales.reshape(-1, CHUNK // code.block), coded.codes.reshape(-1, CHUNK * code.bits // 8)
+    held, moving = state.numpy(), _or_empty(velocity)
+    whole = len(held) // CHUNK
+
+    def run(held: Array, moving: Array, first: int, last: int) -> None:
+        kernels.decode_levels(
+            scales[first:last], codes[first:last], held, moving, code.bits, code.levels.magnitudes,
+            np.float32(code.rho), np.float32(code.gain), add,
+        )  # fmt: skip
+
+    run(_rows(held, CHUNK), _rows(moving, CHUNK), 0, whole)
+    if len(held) % CHUNK:
+        held_rest, moving_rest = (_padded(array[whole * CHUNK :], CHUNK) for array in (held, moving))
+        run(held_rest, moving_rest, whole, whole + 1)
+        _restore(held_rest, held[whole * CHUNK :])
+        _restore(moving_rest, moving[whole * CHUNK :])
+
+
+def encode_scaled(values: torch.Tensor, block: int, fp8: bool, out: Coded) -> None:
+    """Values as int8 or fp8 with a scale for each block; see `reference.encode_scaled`. Fills `out`."""
+    _encode_scaled(values.numpy(), block, fp8, out)
+
+
+def decode_scaled(coded: Coded, block: int, fp8: bool, into: torch.Tensor) -> None:
+    """Overwrite `into` with the values of the codes."""
+    _decode_scaled(coded, block, fp8, into.numpy())
+
+
+def encode_logs(values: torch.Tensor, block: int, out: Coded) -> None:
+    """Values >= 0 as 4-bit logarithms; see `reference.encode_logs`. Fills `out`."""
+    array = values.numpy()
+    padded = _padded(array, CHUNK).reshape(-1, CHUNK) if len(array) % CHUNK else _rows(array, CHUNK)
+    kernels.encode_logs(
+        padded,
+        padded.view(np.int32),
+        log_thresholds(),
+        out.scales.reshape(-1, CHUNK // block),
+        out.codes.reshape(-1, CHUNK // 2),
+    )
+
+
+def track_moment(values: torch.Tensor, moment: torch.Tensor, beta: float) -> None:
+    """moment <- beta * moment + (1 - beta) * values ** 2."""
+    kernels.track_moment(values.numpy(), moment.numpy(), np.float32(beta))
+
+
+def difference(values: torch.Tensor, state: torch.Tensor, at: Positions, feedback: bool) -> Floats:
+    """What has to be coded, at some positions."""
+    source: Floats = values.numpy()[at]
+    held: Floats = state.numpy()[at]
+    return np.asarray(source + held if feedback else source - held)
+
+
+def select(
+    values: torch.Tensor, state: torch.Tensor, feedback: bool, threshold: np.float32, capacity: int
+) -> tuple[Positions, Floats]:
+    """Positions and values of what is sent; see `reference.select`. Where `feedback`, all becomes owed."""
+    source, held = values.numpy(), state.numpy()
+    positions = np.empty(capacity + _SCAN, np.int64)
+    picked = np.empty(capacity + _SCAN, np.float32)
+    whole = len(source) // _SCAN * _SCAN
+    found = kernels.select_sparse(
+        _rows(source, _SCAN), _rows(held, _SCAN), 0, feedback, threshold, 0, positions, picked
+    )
+    # The rest is one value a row, so that the same room of one row suffices.
+    rest = source[whole:].reshape(-1, 1), held[whole:].reshape(-1, 1)
+    room = capacity + 1
+    found = kernels.select_sparse(*rest, whole, feedback, threshold, found, positions[:room], picked[:room])
+    return positions[:found], picked[:found]
+
+
+def settle(positions: Positions, picked: Floats, decoded: Floats, state: torch.Tensor, feedback: bool) -> None:
+    """After sending: receivers hold what was decoded too; what was sent is no longer owed, but for its rounding."""
+    kernels.settle_sparse(positions, picked, decoded, state.numpy(), feedback)
+
+
+def apply_gaps(gaps: Octets, decoded: Floats, state: torch.Tensor) -> None:
+    """Add entries to a state. The gaps have been checked."""
+    kernels.apply_sparse(gaps, decoded, state.numpy())
+
+
+def encode_entries(picked: Floats) -> tuple[Coded, Floats]:
+    """Entries as int8 with a scale for each 256, and what they decode to."""
+    coded = Coded(np.empty(-(-len(picked) // GROUP), np.uint16), np.empty(len(picked), np.uint8))
+    _encode_scaled(picked, GROUP, False, coded)
+    return coded, decode_entries(coded)
+
+
+def decode_entries(coded: Coded) -> Floats:
+    """The values of entries."""
+    values = np.empty(len(coded.codes), np.float32)
+    _decode_scaled(coded, GROUP, False, values)
+    return values
+
+
+def write_gaps(positions: Positions, elements: int) -> Octets:
+    """Gaps between positions of a tensor of that many elements."""
+    gaps = np.empty(len(positions) + elements // 255, np.uint8)
+    return gaps[: kernels.write_gaps(positions, gaps)]
+
+
+def _encode_scaled(values: Floats, block: int, fp8: bool, out: Coded) -> None:
+    whole = len(values) // block
+    rows = _rows(values, block)
+    kernels.encode_scaled(rows, rows.view(np.int32), fp8, out.scales[:whole], _rows(out.codes, block))
+    if rest := len(values) % block:
+        padded = _padded(values[-rest:], block)
+        codes = np.empty((1, block), np.uint8)
+        kernels.encode_scaled(padded, padded.view(np.int32), fp8, out.scales[whole:], codes)
+        out.codes[-rest:] = codes[0, :rest]
+
+
+def _decode_scaled(coded: Coded, block: int, fp8: bool, into: Floats) -> None:
+    whole = len(into) // block
+    kernels.decode_scaled(coded.scales[:whole], _rows(coded.codes, block), fp8, fp8_values(), _rows(into, block))
+    if rest := len(into) % block:
+        codes, values = _padded(coded.codes[-rest:], block), np.empty((1, block), np.float32)
+        kernels.decode_scaled(coded.scales[whole:], codes, fp8, fp8_values(), values)
+        into[-rest:] = values[0, :rest]
+
+
+def _or_empty(tensor: torch.Tensor | None) -> Floats:
+    return np.empty(0, np.float32) if tensor is None else tensor.numpy()
+
+
+def _rows(array: Array, width: int) -> Array:
+    """[rows, width] over the memory of all that fills whole rows."""
+    return array[: len(array) // width * width].reshape(-1, width)
+
+
+def _padded(array: Array, width: int) -> Array:
+    """[rows, width]: a copy with zeros at its end."""
+    return np.pad(array, (0, -len(array) % width)).reshape(-1, width)
+
+
+def _restore(padded: Array, into: Array) -> None:
+    into[:] = padded.reshape(-1)[: len(into)]

@@ -1,0 +1,192 @@
+"""Coding of flat float32 tensors on any device, with torch's operators. Same functions and same bytes as `cpu`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from hybridep_rt.codecs.levels import CHUNK, LANES, TINY, LevelCode, log_thresholds
+from hybridep_rt.codecs.reference import Array, Coded, Floats, Octets, Positions
+
+_NAN = 0x7FC0
+
+
+def encode_levels(
+    values: torch.Tensor,
+    state: torch.Tensor,
+    velocity: torch.Tensor | None,
+    code: LevelCode,
+    feedback: bool,
+    out: Coded,
+) -> None:
+    """Code values against a state, which is changed in place; see `reference.encode_levels`. Fills `out`."""
+    if velocity is not None:
+        state += velocity * code.gain
+    x = values + state if feedback else values - state
+    x_BE = _blocks(x, code.block)
+    size_BE = x_BE.abs()
+    real_BE = (torch.arange(x_BE.numel(), device=x.device) < len(x)).view(x_BE.shape)
+    scale_B = _lane_sum(size_BE) / real_BE.sum(1).clamp(min=1).to(torch.float32)
+    index_BE = torch.zeros_like(x_BE, dtype=torch.uint8)
+    if code.bits > 1:
+        for threshold in code.levels.thresholds.tolist():
+            index_BE += size_BE >= (scale_B * threshold)[:, None]
+        level_BE = torch.tensor(code.levels.magnitudes, device=x.device)[index_BE.int()]
+        below_B = _lane_sum(torch.where(real_BE, level_BE * level_BE, 0))
+        scale_B = torch.where(below_B > 0, _lane_sum(size_BE * level_BE) / below_B, 0)
+    words_B = _to_bf16(scale_B * code.factor)
+    code_BE = torch.signbit(x_BE).to(torch.uint8) << (code.bits - 1) | index_BE
+    _to_host(words_B, out.scales.view(np.int16))
+    _to_host(_pack(code_BE, code.bits), out.codes)
+    decoded = _decoded(words_B, code_BE, code)[: len(x)]
+    if feedback:
+        state.copy_(torch.where(decoded.isnan(), 0, x - decoded))
+        return
+    state += decoded
+    if velocity is not None:
+        velocity.copy_(velocity * code.rho + decoded)
+
+
+def decode_levels(coded: Coded, state: torch.Tensor, velocity: torch.Tensor | None, code: LevelCode, add: bool) -> None:
+    """Add a code to a state, or write it there; see `reference.decode_levels`."""
+    code_BE = _unpack(_from_host(coded.codes, state.device), code.bits).view(-1, code.block)
+    decoded = _decoded(_from_host(coded.scales.view(np.int16), state.device), code_BE, code)[: len(state)]
+    if not add:
+        state.copy_(decoded)
+        return
+    if velocity is not None:
+        state += velocity * code.gain
+        velocity.copy_(velocity * code.rho + decoded)
+    state += decoded
+
+
+def encode_scaled(values: torch.Tensor, block: int, fp8: bool, out: Coded) -> None:
+    """Values as int8 or fp8 with a scale for each block; see `reference.encode_scaled`. Fills `out`."""
+    x_BE = F.pad(values, (0, -len(values) % block)).view(-1, block)
+    top = 448.0 if fp8 else 127.0
+    scale_B = _largest(x_BE) / torch.tensor(top, device=values.device)
+    words_B = _to_bf16(torch.where(scale_B < TINY, 0, scale_B))
+    scale_B = _from_bf16(words_B)
+    inverse_B = torch.where(scale_B > 0, 1 / scale_B, 0)[:, None]
+    y_BE = (torch.where(inverse_B > 0, x_BE, 0) * inverse_B).clamp(-top, top)
+    code_BE = y_BE.to(torch.float8_e4m3fn) if fp8 else y_BE.round().to(torch.int8)
+    _to_host(words_B, out.scales.view(np.int16))
+    _to_host(code_BE.view(torch.uint8).reshape(-1)[: len(values)], out.codes)
+
+
+def decode_scaled(coded: Coded, block: int, fp8: bool, into: torch.Tensor) -> None:
+    """Overwrite `into` with the values of the codes."""
+    codes = _from_host(coded.codes, into.device).view(torch.float8_e4m3fn if fp8 else torch.int8)
+    scale_B = _from_bf16(_from_host(coded.scales.view(np.int16), into.device))
+    into.copy_(codes.to(torch.float32) * scale_B.repeat_interleave(block)[: len(into)])
+
+
+def encode_logs(values: torch.Tensor, block: int, out: Coded) -> None:
+    """Values >= 0 as 4-bit logarithms; see `reference.encode_logs`. Fills `out`."""
+    x_BE = _blocks(values, block)
+    words_B = _to_bf16(_largest(x_BE))
+    largest_B = _from_bf16(words_B)
+    code_BE = torch.zeros_like(x_BE, dtype=torch.uint8)
+    for threshold in log_thresholds().tolist():
+        code_BE += x_BE < (largest_B * threshold)[:, None]
+    _to_host(words_B, out.scales.view(np.int16))
+    _to_host(_pack(code_BE, 4), out.codes)
+
+
+def track_moment(values: torch.Tensor, moment: torch.Tensor, beta: float) -> None:
+    """moment <- beta * moment + (1 - beta) * values ** 2."""
+    moment.mul_(beta).addcmul_(values, values, value=1 - beta)
+
+
+def difference(values: torch.Tensor, state: torch.Tensor, at: Positions, feedback: bool) -> Floats:
+    """What has to be coded, at some positions."""
+    index = torch.from_numpy(at).to(values.device)
+    found = values[index] + state[index] if feedback else values[index] - state[index]
+    return np.asarray(found.cpu().numpy(), np.float32)
+
+
+def select(
+    values: torch.Tensor, state: torch.Tensor, feedback: bool, threshold: np.float32, capacity: int
+) -> tuple[Positions, Floats]:
+    """Positions and values of what is sent; see `reference.select`. Where `feedback`, all becomes owed."""
+    x = values + state if feedback else values - state
+    if feedback:
+        state.copy_(x)
+    positions = (~(x.abs() < float(threshold))).nonzero().squeeze(1)[:capacity]
+    return positions.cpu().numpy(), x[positions].cpu().numpy()
+
+
+def settle(positions: Positions, picked: Floats, decoded: Floats, state: torch.Tensor, feedback: bool) -> None:
+    """After sending: receivers hold what was decoded too; what was sent is no longer owed, but for its rounding."""
+    index, values = torch.from_numpy(positions).to(state.device), torch.from_numpy(decoded).to(state.device)
+    if feedback:
+        owed = torch.from_numpy(picked).to(state.device) - values
+        state[index] = torch.where(values.isnan(), 0, owed)
+    else:
+        state[index] += values
+
+
+def apply_gaps(gaps: Octets, decoded: Floats, state: torch.Tensor) -> None:
+    """Add entries to a state. The gaps have been checked."""
+    entry = gaps != 255
+    positions = np.cumsum(gaps.astype(np.int64) + entry)[entry] - 1
+    settle(positions, decoded, decoded, state, feedback=False)
+
+
+def _decoded(words_B: torch.Tensor, code_BE: torch.Tensor, code: LevelCode) -> torch.Tensor:
+    scale_B = _from_bf16(words_B)[:, None]
+    index_BE = (code_BE & (2 ** (code.bits - 1) - 1)).int()
+    size_BE = torch.tensor(code.levels.magnitudes, device=code_BE.device)[index_BE] * scale_B
+    return torch.where(code_BE >> (code.bits - 1) > 0, -size_BE, size_BE).view(-1)
+
+
+def _blocks(values: torch.Tensor, block: int) -> torch.Tensor:
+    return F.pad(values, (0, -len(values) % CHUNK)).view(-1, block)
+
+
+def _lane_sum(x_BE: torch.Tensor) -> torch.Tensor:
+    lanes = torch.zeros(len(x_BE), LANES, device=x_BE.device)
+    for part in x_BE.split(LANES, dim=1):
+        lanes = lanes + part
+    while lanes.shape[1] > 1:
+        half = lanes.shape[1] // 2
+        lanes = lanes[:, :half] + lanes[:, half:]
+    return lanes[:, 0]
+
+
+def _largest(x_BE: torch.Tensor) -> torch.Tensor:
+    if x_BE.numel() == 0:
+        return x_BE.new_zeros(len(x_BE))
+    return (x_BE.view(torch.int32) & 0x7FFFFFFF).amax(1).view(torch.float32)
+
+
+def _to_bf16(values: torch.Tensor) -> torch.Tensor:
+    return torch.where(values.isfinite(), values.to(torch.bfloat16).view(torch.int16), _NAN).to(torch.int16)
+
+
+def _from_bf16(words: torch.Tensor) -> torch.Tensor:
+    return words.view(torch.bfloat16).to(torch.float32)
+
+
+def _pack(code_BE: torch.Tensor, bits: int) -> torch.Tensor:
+    parts = code_BE.view(-1, 8 // bits, CHUNK * bits // 8)
+    packed = parts[:, 0].clone()
+    for k in range(1, parts.shape[1]):
+        packed |= parts[:, k] << (k * bits)
+    return packed.view(-1)
+
+
+def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    parts = packed.view(-1, 1, CHUNK * bits // 8)
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)[:, None]
+    codes: torch.Tensor = parts >> shifts & (2**bits - 1)
+    return codes.view(-1)
+
+
+def _to_host(values: torch.Tensor, out: Array) -> None:
+    torch.from_numpy(out).copy_(values)
+
+
+def _from_host(array: Array, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(array).to(device)

@@ -1,0 +1,116 @@
+"""Gradients in few bits, with what each payload lost added to the next: the sum of all that is sent stays right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from hybridep_rt.codecs.coders import Coder
+from hybridep_rt.codecs.flat import Flat, check_elements, is_flat
+from hybridep_rt.codecs.frames import HEADER_BYTES, expect, new_frame, octets, read_header
+from hybridep_rt.codecs.moment import SecondMoment
+from hybridep_rt.errors import CodecError
+from hybridep_rt.protocol.messages import Bytes
+
+_MOMENT = "moment."
+
+
+class Feedback:
+    """One stream of one tensor's gradients, at its sender or at its receiver.
+
+    The sender's instance keeps what is still owed; a gradient that isn't finite is passed on and owes nothing. With a
+    `moment`, a receiver needs an instance for each sender; without, one instance may decode any number of streams.
+    """
+
+    def __init__(self, name: str, coder: Coder, moment: SecondMoment | None = None) -> None:
+        self.name = name
+        self._coder = coder
+        self._moment = moment
+        self._input = Flat()
+        self._output = Flat()
+        self._owed: torch.Tensor | None = None
+        self._number = 0
+
+    def wire_bytes(self, elements: int, dtype: torch.dtype) -> int:
+        """Size of a payload; of entries, the most it can be."""
+        return HEADER_BYTES + self._coder.body_bytes(elements) + self._moment_bytes(elements)
+
+    def frame_bytes(self, payload: Bytes, elements: int, dtype: torch.dtype) -> int:
+        """Size of the payload that begins here, from its first bytes. Raises CodecError as `Delta.frame_bytes`."""
+        expect(read_header(payload), self._coder.kind, self._coder.form)
+        body = self._coder.measure(memoryview(payload)[HEADER_BYTES:], elements)
+        return HEADER_BYTES + body + self._moment_bytes(elements)
+
+    def observe(self, values: torch.Tensor) -> None:
+        """Let the second moment see a gradient that another codec sends, as in a warm-up."""
+        if self._moment is not None:
+            self._moment.observe(self._input.of(values))
+
+    def encode(self, values: torch.Tensor) -> Bytes:
+        """The gradient with what is owed, coded; the rest is owed from now on."""
+        flat = self._input.of(values)
+        if self._owed is None:
+            self._owed = torch.zeros_like(flat)
+        check_elements(len(flat), len(self._owed))
+        self._number += 1
+        frame = self._coder.encode(flat, self._owed, None, self._number, feedback=True)
+        frame[:HEADER_BYTES] = new_frame(self._coder.kind, self._coder.form, self._number, 0)
+        if self._moment is None:
+            return frame.data
+        self._moment.observe(flat)
+        side = np.empty(self._moment.body_bytes(len(flat)), np.uint8)
+        self._moment.encode(self._number, side)
+        return np.concatenate([frame, side]).data
+
+    def decode(self, payload: Bytes, into: torch.Tensor) -> None:
+        """Overwrite `into` with a payload's gradient. Raises CodecError for what no codec of these settings writes."""
+        header = read_header(payload)
+        expect(header, self._coder.kind, self._coder.form)
+        body = octets(payload)[HEADER_BYTES:]
+        side = self._moment_bytes(into.numel())
+        if len(body) < side:
+            raise CodecError(f"{len(body)} bytes where a second moment alone needs {side}")
+        flat = into.detach().view(-1) if is_flat(into) else self._output.of(into)
+        self._coder.decode(body[: len(body) - side], flat, None, header.number, add=False)
+        if self._moment is not None:
+            self._moment.decode(header.number, body[len(body) - side :], flat)
+        if not is_flat(into):
+            into.copy_(flat.view(into.shape))
+
+    @property
+    def second_moment(self) -> torch.Tensor | None:
+        """At a receiver: the sender's mean squared gradient, flat; None without the channel or before all is known."""
+        return None if self._moment is None else self._moment.average
+
+    def flush(self) -> torch.Tensor | None:
+        """What is still owed, flat, to be sent exactly; nothing is owed afterwards. None before the first gradient."""
+        owed, self._owed = self._owed, None
+        return owed
+
+    def owed_norm(self) -> float:
+        """Euclidean norm of what is owed."""
+        return 0.0 if self._owed is None else float(self._owed.norm())
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """For a checkpoint: what is owed, the number of the last payload, the second moment."""
+        moment = {} if self._moment is None else self._moment.state()
+        state = {_MOMENT + name: value for name, value in moment.items()}
+        state["number"] = torch.tensor(self._number)
+        return state if self._owed is None else {**state, "owed": self._owed}
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from a checkpoint."""
+        self._number = int(state["number"])
+        self._owed = state["owed"].clone() if "owed" in state else None
+        if self._moment is not None:
+            prefix = len(_MOMENT)
+            self._moment.load_state({name[prefix:]: part for name, part in state.items() if name.startswith(_MOMENT)})
+
+    def bytes_held(self) -> int:
+        """Memory of what is owed and of the second moment."""
+        return sum(part.nbytes for part in self.state().values() if part.dim() > 0)
+
+    def _moment_bytes(self, elements: int) -> int:
+        return 0 if self._moment is None else self._moment.body_bytes(elements)

@@ -1,0 +1,78 @@
+"""The eight bytes that begin every payload but those of `exact`, `fp32` and `bf16`. FORMAT.md has all bytes."""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from hybridep_rt.codecs.reference import Octets, Words
+from hybridep_rt.errors import CodecError
+from hybridep_rt.protocol.messages import Bytes
+
+VERSION = 1
+HEADER_BYTES = 8
+_HEADER = struct.Struct("<BBHI")
+
+
+class Kind(IntEnum):
+    """What follows a header."""
+
+    KEY = 1
+    LEVELS = 2
+    SPARSE = 3
+    SCALED = 4
+
+
+class Header(NamedTuple):
+    """`form` is the codec's own check that both ends are set alike; `number` counts a stream's steps."""
+
+    kind: Kind
+    form: int
+    number: int
+
+
+def new_frame(kind: Kind, form: int, number: int, body_bytes: int) -> Octets:
+    """A payload with its header written and its body still to fill."""
+    frame = np.empty(HEADER_BYTES + body_bytes, np.uint8)
+    _HEADER.pack_into(frame.data, 0, VERSION, kind, form, number & 0xFFFFFFFF)
+    return frame
+
+
+def read_header(payload: Bytes) -> Header:
+    """Raises CodecError for a payload that is too short, of another version or of an unknown kind."""
+    if memoryview(payload).nbytes < HEADER_BYTES:
+        raise CodecError(f"{memoryview(payload).nbytes} bytes where a header needs {HEADER_BYTES}")
+    version, kind, form, number = _HEADER.unpack_from(payload)
+    if version != VERSION:
+        raise CodecError(f"a payload of version {version}, where this program knows {VERSION}")
+    if kind not in set(Kind):
+        raise CodecError(f"a payload of unknown kind {kind}")
+    return Header(Kind(kind), form, number)
+
+
+def expect(header: Header, kind: Kind, form: int) -> None:
+    """Raises CodecError unless the payload comes from a codec of the same kind and settings."""
+    if (header.kind, header.form) != (kind, form):
+        raise CodecError(
+            f"a payload of kind {header.kind.name} and form {header.form}, where {kind.name} and {form} were expected"
+        )
+
+
+def octets(payload: Bytes) -> Octets:
+    """A payload's bytes as a writable array: over its memory if that can be written, else over a copy."""
+    array = np.frombuffer(payload, np.uint8)
+    return array if array.flags.writeable else array.copy()
+
+
+def words(part: Octets) -> Words:
+    """Little-endian 16-bit words, copied so that they are aligned."""
+    return part.copy().view(np.uint16)
+
+
+def check_size(found: int, expected: int) -> None:
+    """Raises CodecError that names both sizes."""
+    if found != expected:
+        raise CodecError(f"{found} bytes where {expected} were expected")

@@ -1,0 +1,436 @@
+"""The codecs' inner loops for the CPU, compiled by numba: no interpreter lock, no memory allocated per block.
+
+Each computes bit for bit what the function of the same name in `reference` does, which says what the arrays mean. So
+sums run in the order of `lane_sum`, and nothing may be compiled with fast-math. Loops over a chunk have a constant
+length, and arrays are indexed by row rather than sliced: else the compiler finds no vector instructions for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+
+from hybridep_rt.codecs.lanes import lane_sum
+from hybridep_rt.codecs.levels import CHUNK, TINY
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_compiled: Callable[[Function], Function] = numba.njit(nogil=True, cache=True, error_model="numpy")
+_SIGN = np.int32(-(2**31))
+_MAGNITUDE = np.int32(2**31 - 1)
+_NAN = 0x7FC0
+_TINY = np.float32(TINY)
+_LEAST_NORMAL = np.int32(np.float32(2.0**-6).view(np.int32))
+_ROUND = np.float32(1.5 * 2**23)
+"""Added to a small float and subtracted again, it leaves the nearest integer, ties to even."""
+
+
+@_compiled
+def _bf16(bits: int) -> int:
+    """The 16 bits of a float32, given as its bits, rounded to nearest even; an infinity becomes NaN too."""
+    if (bits & 0x7F800000) == 0x7F800000:
+        return _NAN
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
+
+
+@_compiled
+def _difference(x: Any, size: Any, values: Any, state: Any, velocity: Any, row: int, gain: Any, feedback: bool) -> None:
+    """What has to be coded of one chunk: values plus what is owed, or minus what receivers hold."""
+    if feedback:
+        for i in range(CHUNK):
+            x[i] = values[row, i] + state[row, i]
+    elif len(velocity) > 0:
+        for i in range(CHUNK):
+            state[row, i] += gain * velocity[row, i]
+            x[i] = values[row, i] - state[row, i]
+    else:
+        for i in range(CHUNK):
+            x[i] = values[row, i] - state[row, i]
+    for i in range(CHUNK):
+        size[i] = abs(x[i])
+
+
+@_compiled
+def _means(size: Any, real: int, mean: Any) -> None:
+    """The mean magnitude of the real values of each block, at every one of its values."""
+    blocks, block = mean.shape
+    for b in range(blocks):
+        count = max(1, min(block, real - b * block))
+        value = lane_sum(size, b) / np.float32(count)
+        for i in range(block):
+            mean[b, i] = value
+
+
+@_compiled
+def _choose(size: Any, mean: Any, magnitudes: Any, thresholds: Any, index: Any, level: Any) -> None:
+    """Index and magnitude of each value."""
+    for i in range(CHUNK):
+        index[i] = 0
+        level[i] = magnitudes[0]
+    for k in range(len(thresholds)):
+        threshold = thresholds[k]
+        magnitude = magnitudes[k + 1]
+        for i in range(CHUNK):
+            reached = size[i] >= threshold * mean[i]
+            index[i] += np.int32(reached)
+            level[i] = magnitude if reached else level[i]
+
+
+@_compiled
+def _fit(size: Any, level: Any, real: int, above: Any, below: Any) -> None:
+    """Numerators and denominators of the least-squares scales."""
+    for i in range(CHUNK):
+        above[i] = size[i] * level[i]
+        below[i] = level[i] * level[i]
+    for i in range(real, CHUNK):
+        below[i] = 0
+
+
+@_compiled
+def _fitted(above: Any, below: Any, scale: Any) -> None:
+    """The least-squares scale of each block, at every one of its values."""
+    blocks, block = scale.shape
+    for b in range(blocks):
+        square = lane_sum(below, b)
+        value = lane_sum(above, b) / square if square > 0 else np.float32(0)
+        for i in range(block):
+            scale[b, i] = value
+
+
+@_compiled
+def _round_scales(scale: Any, scale_bits: Any, factor: Any, scales: Any, row: int) -> bool:
+    """Each block's scale times the factor as bf16, on the wire and in `scale`. Whether one of them is NaN."""
+    blocks, block = scale.shape
+    spoilt = False
+    for b in range(blocks):
+        scale[b, 0] *= factor
+        short = _bf16(scale_bits[b, 0])
+        spoilt |= short == _NAN
+        scales[row, b] = short
+        bits = np.int32(short << 16)
+        for i in range(block):
+            scale_bits[b, i] = bits
+    return spoilt
+
+
+@_compiled
+def _settle(x: Any, decoded: Any, state: Any, velocity: Any, row: int, rho: Any, feedback: bool) -> None:
+    """What a chunk leaves behind: what is still owed, or what the receivers hold now and how it moves."""
+    if feedback:
+        for i in range(CHUNK):
+            state[row, i] = x[i] - decoded[i]
+        return
+    for i in range(CHUNK):
+        state[row, i] += decoded[i]
+    if len(velocity) > 0:
+        for i in range(CHUNK):
+            velocity[row, i] = rho * velocity[row, i] + decoded[i]
+
+
+@_compiled
+def _pack(index: Any, bits: int, codes: Any, row: int) -> None:
+    """Byte j holds the codes j, j + width, j + 2 * width, ..., lowest bits first."""
+    width = CHUNK * bits // 8
+    for j in range(width):
+        byte = np.int32(0)
+        for k in range(8 // bits):
+            byte |= np.int32(index[k * width + j] << np.int32(k * bits))
+        codes[row, j] = np.uint8(byte)
+
+
+@_compiled
+def encode_levels(
+    values: Any,
+    state: Any,
+    velocity: Any,
+    real: int,
+    bits: int,
+    magnitudes: Any,
+    thresholds: Any,
+    factor: Any,
+    rho: Any,
+    gain: Any,
+    feedback: bool,
+    scales: Any,
+    codes: Any,
+) -> None:
+    blocks = scales.shape[1]
+    x, size, scale = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+    level, above, below = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+    x_bits, scale_bits, level_bits = x.view(np.int32), scale.view(np.int32), level.view(np.int32)
+    shape = (blocks, CHUNK // blocks)
+    size_B, scale_B, scale_bits_B = size.reshape(shape), scale.reshape(shape), scale_bits.reshape(shape)
+    above_B, below_B = above.reshape(shape), below.reshape(shape)
+    index = np.empty(CHUNK, np.int32)
+    sign_bit = np.int32(bits - 1)
+    for row in range(len(values)):
+        _difference(x, size, values, state, velocity, row, gain, feedback)
+        _means(size_B, real, scale_B)
+        if bits > 1:
+            _choose(size, scale, magnitudes, thresholds, index, level)
+            _fit(size, level, real, above, below)
+            _fitted(above_B, below_B, scale_B)
+        spoilt = _round_scales(scale_B, scale_bits_B, factor, scales, row)
+        if bits == 1:
+            for i in range(CHUNK):
+                level_bits[i] = scale_bits[i] | (x_bits[i] & _SIGN)
+                index[i] = (x_bits[i] >> 31) & 1
+            _pack(index, 1, codes, row)
+        else:
+            for i in range(CHUNK):
+                level[i] = level[i] * scale[i]
+            for i in range(CHUNK):
+                level_bits[i] |= x_bits[i] & _SIGN
+                index[i] |= ((x_bits[i] >> 31) & 1) << sign_bit
+            if bits == 2:
+                _pack(index, 2, codes, row)
+            else:
+                _pack(index, 4, codes, row)
+        if feedback and spoilt:
+            for i in range(CHUNK):
+                if np.isnan(scale[i]):
+                    x[i] = 0
+                    level[i] = 0
+        _settle(x, level, state, velocity, row, rho, feedback)
+
+
+@_compiled
+def _unpack(codes: Any, row: int, bits: int, index: Any) -> None:
+    """The inverse of `_pack`."""
+    width = CHUNK * bits // 8
+    mask = np.int32((1 << bits) - 1)
+    for k in range(8 // bits):
+        shift = np.int32(k * bits)
+        for j in range(width):
+            index[k * width + j] = (np.int32(codes[row, j]) >> shift) & mask
+
+
+@_compiled
+def decode_levels(
+    scales: Any,
+    codes: Any,
+    state: Any,
+    velocity: Any,
+    bits: int,
+    magnitudes: Any,
+    rho: Any,
+    gain: Any,
+    add: bool,
+) -> None:
+    blocks = scales.shape[1]
+    scale, decoded = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+    decoded_bits = decoded.view(np.int32)
+    scale_bits_B = scale.view(np.int32).reshape((blocks, CHUNK // blocks))
+    index = np.empty(CHUNK, np.int32)
+    mask, sign_shift = np.int32((1 << (bits - 1)) - 1), np.int32(32 - bits)
+    for row in range(len(state)):
+        for b in range(blocks):
+            value = np.int32(np.int32(scales[row, b]) << 16)
+            for i in range(CHUNK // blocks):
+                scale_bits_B[b, i] = value
+        if bits == 1:
+            _unpack(codes, row, 1, index)
+            for i in range(CHUNK):
+                decoded[i] = scale[i]
+        else:
+            if bits == 2:
+                _unpack(codes, row, 2, index)
+            else:
+                _unpack(codes, row, 4, index)
+            for i in range(CHUNK):
+                decoded[i] = magnitudes[0] * scale[i]
+            for k in range(1, len(magnitudes)):
+                magnitude = magnitudes[k]
+                for i in range(CHUNK):
+                    decoded[i] = magnitude * scale[i] if (index[i] & mask) >= k else decoded[i]
+        for i in range(CHUNK):
+            decoded_bits[i] ^= (index[i] << sign_shift) & _SIGN
+        if not add:
+            for i in range(CHUNK):
+                state[row, i] = decoded[i]
+        elif len(velocity) > 0:
+            for i in range(CHUNK):
+                state[row, i] = (state[row, i] + gain * velocity[row, i]) + decoded[i]
+                velocity[row, i] = rho * velocity[row, i] + decoded[i]
+        else:
+            for i in range(CHUNK):
+                state[row, i] += decoded[i]
+
+
+@_compiled
+def _largest(bits: Any, row: int) -> Any:
+    """The bits of the largest magnitude of a row; those of a NaN are larger than any number's."""
+    found = np.int32(0)
+    for i in range(bits.shape[1]):
+        found = max(found, np.int32(bits[row, i] & _MAGNITUDE))
+    return found
+
+
+@_compiled
+def _fp8(x: Any, bits: int) -> Any:
+    """The e4m3 code of a value, also given as its bits, whose magnitude is at most 448."""
+    sign = (bits >> 24) & 128
+    size = bits & _MAGNITUDE
+    rounded = (size + 0x7FFFF + ((size >> 20) & 1)) >> 20
+    small = np.int32((abs(x) * np.float32(512) + _ROUND) - _ROUND)
+    return sign | (small if size < _LEAST_NORMAL else rounded - (120 << 3))
+
+
+@_compiled
+def encode_scaled(values: Any, bits: Any, fp8: bool, scales: Any, codes: Any) -> None:
+    """`bits`: the same memory as `values` [blocks, block], as int32."""
+    width = values.shape[1]
+    x = np.empty(width, np.float32)
+    x_bits = x.view(np.int32)
+    word = np.empty(1, np.float32)
+    word_bits = word.view(np.int32)
+    top = np.float32(448) if fp8 else np.float32(127)
+    for row in range(len(values)):
+        word_bits[0] = _largest(bits, row)
+        word[0] /= top
+        if word[0] < _TINY:
+            word[0] = 0
+        short = _bf16(word_bits[0])
+        scales[row] = short
+        word_bits[0] = short << 16
+        if not word[0] > 0:
+            for i in range(width):
+                codes[row, i] = 0
+            continue
+        inverse = np.float32(1) / word[0]
+        for i in range(width):
+            y = values[row, i] * inverse
+            y = top if y > top else y
+            x[i] = -top if y < -top else y
+        if fp8:
+            for i in range(width):
+                codes[row, i] = np.uint8(_fp8(x[i], x_bits[i]))
+        else:
+            for i in range(width):
+                codes[row, i] = np.uint8(np.int32((x[i] + _ROUND) - _ROUND))
+
+
+@_compiled
+def decode_scaled(scales: Any, codes: Any, fp8: bool, table: Any, values: Any) -> None:
+    """`table`: the 256 values of an fp8 code."""
+    width = values.shape[1]
+    word = np.empty(1, np.float32)
+    word_bits = word.view(np.int32)
+    for row in range(len(values)):
+        word_bits[0] = np.int32(scales[row]) << 16
+        scale = word[0]
+        if fp8:
+            for i in range(width):
+                values[row, i] = table[codes[row, i]] * scale
+        else:
+            for i in range(width):
+                values[row, i] = np.float32(np.int8(codes[row, i])) * scale
+
+
+@_compiled
+def select_sparse(
+    values: Any, state: Any, first: int, feedback: bool, threshold: Any, found: int, positions: Any, picked: Any
+) -> int:
+    """Note entries of `values` [rows, width], whose first has position `first`, after the `found` that are known.
+
+    Where `feedback`, `state` becomes what was looked at. `positions` and `picked` have room for one row too many.
+    Returns how many are known now.
+    """
+    capacity, width = len(positions) - values.shape[1], values.shape[1]
+    x = np.empty(width, np.float32)
+    for row in range(len(values)):
+        hits = np.int32(0)
+        if feedback:
+            for i in range(width):
+                x[i] = values[row, i] + state[row, i]
+            for i in range(width):
+                state[row, i] = x[i]
+        else:
+            for i in range(width):
+                x[i] = values[row, i] - state[row, i]
+        for i in range(width):
+            hits += np.int32(not abs(x[i]) < threshold)
+        if hits > 0 and found < capacity:
+            for i in range(width):
+                positions[found] = first + row * width + i
+                picked[found] = x[i]
+                found += not abs(x[i]) < threshold
+            found = min(found, capacity)
+    return found
+
+
+@_compiled
+def settle_sparse(positions: Any, picked: Any, decoded: Any, state: Any, feedback: bool) -> None:
+    for k in range(len(positions)):
+        i = positions[k]
+        if not feedback:
+            state[i] += decoded[k]
+        elif np.isnan(decoded[k]):
+            state[i] = 0
+        else:
+            state[i] = picked[k] - decoded[k]
+
+
+@_compiled
+def write_gaps(positions: Any, gaps: Any) -> int:
+    """Fill `gaps`, which is long enough for any entries; returns how many bytes that took."""
+    used = 0
+    after = 0
+    for position in positions:
+        skip = position - after
+        while skip >= 255:
+            gaps[used] = 255
+            used += 1
+            skip -= 255
+        gaps[used] = skip
+        used += 1
+        after = position + 1
+    return used
+
+
+@_compiled
+def apply_sparse(gaps: Any, decoded: Any, state: Any) -> None:
+    """Add the entries to `state`. Whoever calls has checked that the gaps end inside it, with as many entries."""
+    at = 0
+    entry = 0
+    for gap in gaps:
+        at += gap
+        if gap != 255:
+            state[at] += decoded[entry]
+            at += 1
+            entry += 1
+
+
+@_compiled
+def track_moment(values: Any, moment: Any, beta: Any) -> None:
+    """Moving average of the squares, in place."""
+    rest = np.float32(1) - beta
+    for i in range(len(values)):
+        moment[i] = beta * moment[i] + rest * (values[i] * values[i])
+
+
+@_compiled
+def encode_logs(values: Any, bits: Any, thresholds: Any, scales: Any, codes: Any) -> None:
+    """`values` and the same memory as int32 `bits`: [rows, 256]."""
+    blocks = scales.shape[1]
+    largest = np.empty(CHUNK, np.float32)
+    largest_bits_B = largest.view(np.int32).reshape((blocks, CHUNK // blocks))
+    index = np.empty(CHUNK, np.int32)
+    bits_B = bits.reshape((len(bits) * blocks, CHUNK // blocks))
+    for row in range(len(values)):
+        for b in range(blocks):
+            short = _bf16(_largest(bits_B, row * blocks + b))
+            scales[row, b] = short
+            word = np.int32(short << 16)
+            for i in range(CHUNK // blocks):
+                largest_bits_B[b, i] = word
+        for i in range(CHUNK):
+            index[i] = 0
+        for k in range(len(thresholds)):
+            threshold = thresholds[k]
+            for i in range(CHUNK):
+                index[i] += np.int32(values[row, i] < threshold * largest[i])
+        _pack(index, 4, codes, row)

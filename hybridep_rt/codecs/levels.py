@@ -1,0 +1,111 @@
+"""Quantisation levels: which magnitudes a code of 1, 2 or 4 bits stands for, and where one ends and the next begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from math import pi, sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+CHUNK = 256
+"""Elements that are packed together: blocks divide it, and every packed array is padded to whole chunks."""
+
+LANES = 16
+"""Partial sums of a block: a sum's order is fixed, and this many values are added at once."""
+
+BLOCKS = (64, 128, 256)
+"""Values that may share a scale."""
+
+GROUP = 256
+"""Entries of a sparse code that share a scale."""
+
+TINY = 2.0**-100
+"""Values under this count as zero where a scale is inverted or entries are selected."""
+
+_MEAN_MAGNITUDE = sqrt(2 / pi)
+
+_LLOYD_MAX = {
+    1: ([_MEAN_MAGNITUDE], []),
+    2: ([0.4528, 1.5104], [0.9816]),
+    4: (
+        [0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6181, 2.0690, 2.7326],
+        [0.2582, 0.5224, 0.7996, 1.0993, 1.4371, 1.8435, 2.4008],
+    ),
+}
+"""Magnitudes and thresholds between them that have the least mean square error for normal values of variance 1."""
+
+LOG_STEPS = 16
+"""Codes of a 4-bit logarithm: code c stands for the block's largest value times 2 ** (-c / 2)."""
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Symmetric levels in units of a block's mean magnitude.
+
+    A code is a sign bit above the index of a magnitude: the number of `thresholds` that the value's magnitude reaches.
+    """
+
+    bits: int
+    magnitudes: npt.NDArray[np.float32]
+    thresholds: npt.NDArray[np.float32]
+
+
+@cache
+def lloyd_max(bits: int) -> Levels:
+    """The levels of 1, 2 or 4 bits."""
+    magnitudes, thresholds = (np.array(values) / _MEAN_MAGNITUDE for values in _LLOYD_MAX[bits])
+    return Levels(bits, magnitudes.astype(np.float32), thresholds.astype(np.float32))
+
+
+@dataclass(frozen=True)
+class LevelCode:
+    """How differences become levels: bits per value, values per scale, a factor on the scale, and the predictor.
+
+    `gain` 0: no predictor. Else a copy's velocity, which keeps `rho` of itself per step, moves it by `gain` times
+    itself.
+    """
+
+    bits: int
+    block: int
+    factor: float = 1.0
+    rho: float = 0.9
+    gain: float = 0.0
+
+    @property
+    def levels(self) -> Levels:
+        """The levels of that many bits."""
+        return lloyd_max(self.bits)
+
+    def sizes(self, chunks: int) -> tuple[int, int]:
+        """Scales and code bytes of that many chunks."""
+        return chunks * (CHUNK // self.block), chunks * (CHUNK * self.bits // 8)
+
+
+@cache
+def log_magnitudes() -> npt.NDArray[np.float32]:
+    """What the codes of a 4-bit logarithm stand for, as parts of the block's largest value."""
+    return (2.0 ** (-np.arange(LOG_STEPS) / 2)).astype(np.float32)
+
+
+@cache
+def log_thresholds() -> npt.NDArray[np.float32]:
+    """Parts of the block's largest value: a code is the number of these that a value lies under."""
+    return (2.0 ** (-(np.arange(LOG_STEPS - 1) + 0.5) / 2)).astype(np.float32)
+
+
+@cache
+def fp8_magnitudes() -> npt.NDArray[np.float32]:
+    """The magnitudes of e4m3 by code: 3 bits of mantissa, 4 of exponent, no infinity; the NaN is left out."""
+    codes = np.arange(127)
+    exponent, mantissa = codes >> 3, codes & 7
+    values = np.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0**-9)
+    return values.astype(np.float32)
+
+
+@cache
+def fp8_values() -> npt.NDArray[np.float32]:
+    """The values of all 256 codes of e4m3."""
+    positive = np.append(fp8_magnitudes(), np.float32(np.nan))
+    return np.concatenate([positive, -positive])

@@ -1,0 +1,217 @@
+"""Streams that remember: copies that stay bit-identical, sums that stay right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridep_rt.codecs.codec import make_codec
+from hybridep_rt.errors import CodecError
+
+DELTAS = ["delta-1bit:t=2:scale=1.3", "delta-1bit:predict=0.5", "delta-2bit:t=3:predict=0.5:block=128", "delta-topk"]
+COARSE = ["1bit", "1bit:t=2:vs=4", "2bit:block=128", "4bit:t=3", "topk:keep=0.05"]
+
+
+def walk(elements, seed):
+    """Weights that an optimizer moves: step after step a little."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randn(elements, generator=generator)
+    while True:
+        yield weights
+        weights = weights + 1e-3 * torch.randn(elements, generator=generator).sign()
+
+
+@pytest.mark.parametrize("spec", DELTAS)
+def test_copies_are_bit_identical_over_a_thousand_steps_with_joins(spec):
+    home, elements = make_codec(spec), 777
+    receivers = []
+    chance = np.random.default_rng(1)
+    for step, weights in zip(range(1000), walk(elements, 0), strict=False):
+        payload = home.encode(weights)
+        for receiver, copy in receivers:
+            receiver.decode(payload, copy)
+        if step == 0 or chance.random() < 0.01:
+            newcomer = make_codec(spec), torch.full((elements,), torch.nan)
+            newcomer[0].decode(payload if step == 0 else home.key_frame(), newcomer[1])
+            receivers.append(newcomer)
+        if len(receivers) > 3:
+            receivers.pop(int(chance.integers(len(receivers))))
+        if step % 100 == 99:
+            state = home.state()
+            for receiver, copy in receivers:
+                assert receiver.ready
+                assert torch.equal(copy, state["copy"])
+                assert receiver.digest() == home.digest()
+    limit = 0.06 if "topk" in spec else 0.01
+    assert float((weights - state["copy"]).norm() / weights.norm()) < limit
+
+
+@pytest.mark.parametrize("spec", DELTAS)
+def test_a_key_frame_may_be_spread_over_steps(spec):
+    home, late, elements = make_codec(spec), make_codec(spec), 1000
+    weights = walk(elements, 3)
+    for _ in range(5):
+        home.encode(next(weights))
+    copy = torch.full((elements,), 5.0)
+    for first in range(0, elements, 250):
+        payload = home.encode(next(weights))
+        if first:
+            late.decode(payload, copy)
+        late.decode(home.key_frame(first, 250), copy)
+        assert late.ready == (first == 750)
+    late.decode(home.encode(next(weights)), copy)
+    assert late.digest() == home.digest()
+
+
+def test_order_is_kept():
+    home, receiver, weights = make_codec("delta-1bit"), make_codec("delta-1bit"), walk(300, 4)
+    copy = torch.zeros(300)
+    key, first, second = (bytes(home.encode(next(weights))) for _ in range(3))
+    with pytest.raises(CodecError, match="without a key frame"):
+        receiver.decode(first, copy)
+    receiver.decode(key, copy)
+    with pytest.raises(CodecError, match="payload 2 of a stream, where 1 was expected"):
+        receiver.decode(second, copy)
+    receiver.decode(first, copy)
+    with pytest.raises(CodecError, match="replaced by another"):
+        receiver.decode(second, copy.clone())
+    with pytest.raises(CodecError, match="30 values in a stream of 300"):
+        home.encode(torch.zeros(30))
+    with pytest.raises(CodecError, match="form 529"):
+        make_codec("delta-1bit").frame_bytes(make_codec("1bit:t=2").encode(copy), 300, torch.float32)
+
+
+def test_a_digest_tells_a_copy_that_drifted():
+    home, receiver, copy = make_codec("delta-1bit"), make_codec("delta-1bit"), torch.zeros(300)
+    receiver.decode(home.encode(torch.randn(300)), copy)
+    assert receiver.digest() == home.digest()
+    copy[7] += 1e-3
+    assert receiver.digest() != home.digest()
+
+
+@pytest.mark.parametrize("spec", DELTAS)
+def test_a_home_goes_on_from_a_checkpoint(spec):
+    home, receiver, weights = make_codec(spec), make_codec(spec), walk(500, 5)
+    copy = torch.zeros(500)
+    for _ in range(4):
+        receiver.decode(home.encode(next(weights)), copy)
+    again = make_codec(spec)
+    again.load_state({name: part.clone() for name, part in home.state().items()})
+    receiver.decode(again.encode(next(weights)), copy)
+    assert again.digest() == receiver.digest()
+    assert again.bytes_held() == 500 * 4 * (2 if "predict" in spec else 1)
+
+
+def test_a_stream_may_begin_from_weights_that_both_hold():
+    home, receiver, weights = make_codec("delta-1bit"), make_codec("delta-1bit"), torch.randn(300)
+    copy = weights.clone()
+    home.adopt(weights.clone())
+    receiver.adopt(copy)
+    payload = home.encode(weights + 0.01)
+    assert len(payload) == home.wire_bytes(300, torch.float32)
+    receiver.decode(payload, copy)
+    assert torch.allclose(copy, weights + 0.01, atol=1e-4)
+    assert receiver.digest() == home.digest()
+
+
+def test_a_predictor_follows_a_steady_movement():
+    errors = {}
+    for spec in ("delta-1bit", "delta-1bit:predict=0.5"):
+        home, weights = make_codec(spec), torch.randn(2048, generator=torch.Generator().manual_seed(0))
+        move = 1e-3 * torch.randn(2048, generator=torch.Generator().manual_seed(1))
+        for _ in range(60):
+            home.encode(weights)
+            weights = weights + move
+        errors[spec] = float((weights - move - home.state()["copy"]).norm() / move.norm())
+    assert errors["delta-1bit:predict=0.5"] < 0.6 * errors["delta-1bit"]
+
+
+@pytest.mark.parametrize("spec", COARSE)
+@settings(max_examples=15)
+@given(st.integers(1, 600), st.integers(1, 25), st.integers(0, 999))
+def test_what_was_sent_and_what_is_owed_add_up(spec, elements, steps, seed):
+    sender, receiver = make_codec(spec), make_codec(spec)
+    generator = torch.Generator().manual_seed(seed)
+    total, received = torch.zeros(elements, dtype=torch.float64), torch.zeros(elements, dtype=torch.float64)
+    for step in range(steps):
+        gradient = torch.randn(elements, generator=generator) * 10.0 ** (step % 3)
+        total += gradient
+        decoded = torch.empty(elements)
+        receiver.decode(sender.encode(gradient), decoded)
+        received += decoded
+        if step == steps // 2:
+            again = make_codec(spec)
+            again.load_state(sender.state())
+            sender = again
+    assert sender.owed_norm() >= 0
+    owed = sender.flush()
+    assert torch.allclose(received + owed, total, atol=1e-5 * 100 * steps, rtol=0)
+    assert sender.flush() is None
+
+
+@pytest.mark.parametrize("spec", ["1bit", "2bit", "4bit", "topk"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_gradient_that_is_not_finite_is_passed_on_and_not_owed(spec, bad):
+    """So that a step that loss scaling skips leaves no trace."""
+    sender, receiver = make_codec(spec), make_codec(spec)
+    gradient, decoded = torch.randn(1000), torch.empty(1000)
+    gradient[3] = bad
+    receiver.decode(sender.encode(gradient), decoded)
+    assert not decoded.isfinite().all()
+    receiver.decode(sender.encode(torch.randn(1000)), decoded)
+    assert decoded.isfinite().all()
+    assert sender.flush().isfinite().all()
+
+
+def test_the_second_moment_arrives():
+    sender, receiver = make_codec("1bit:vs=3"), make_codec("1bit:vs=3")
+    generator, elements = torch.Generator().manual_seed(0), 2000
+    size = torch.rand(elements, generator=generator) + 0.3
+    decoded = torch.empty(elements)
+    for step in range(200):
+        gradient = size * torch.randn(elements, generator=generator).sign()
+        if step < 100:
+            sender.observe(gradient)
+            continue
+        receiver.decode(sender.encode(gradient), decoded)
+        assert (receiver.second_moment is None) == (step < 102)
+    ratio = receiver.second_moment.sqrt() / size
+    assert float(ratio.log2().abs().max()) < 0.26
+
+
+def test_a_residual_to_shared_weights():
+    shared, expert = torch.randn(64, 32), torch.randn(64, 32)
+    expert[10:12] += 20
+    sender, receiver = make_codec("sr:keep=0.05"), make_codec("sr:keep=0.05")
+    with pytest.raises(CodecError, match="set_shared"):
+        sender.encode(expert)
+    sender.set_shared(shared, 3)
+    receiver.set_shared(shared, 3)
+    decoded = torch.empty(64, 32)
+    receiver.decode(sender.encode(expert), decoded)
+    changed = decoded != shared
+    assert 0.02 < float(changed.float().mean()) <= 0.08
+    assert float((decoded - expert)[changed].abs().max()) < 0.15
+    sender.set_shared(shared, 4)
+    with pytest.raises(CodecError, match="shared weights 4, where this end holds 3"):
+        receiver.decode(sender.encode(expert), decoded)
+
+
+@given(st.sampled_from(["int8", "fp8"]), st.integers(0, 5), st.integers(1, 70), st.integers(0, 99))
+def test_tokens_have_a_scale_each(name, tokens, width, seed):
+    x_NH = torch.randn(tokens, width, generator=torch.Generator().manual_seed(seed)) * 10.0 ** torch.arange(
+        tokens
+    ).unsqueeze(1)
+    sender, receiver = make_codec(name, width=width), make_codec(name, width=width)
+    payload = sender.encode(x_NH)
+    assert len(payload) == 8 + tokens * (2 + width)
+    decoded = torch.empty(tokens, width)
+    receiver.decode(payload, decoded)
+    largest = x_NH.abs().amax(1, keepdim=True) if tokens else x_NH
+    limit = largest / 253 + x_NH.abs() / 256 if name == "int8" else x_NH.abs() / 14 + largest / 2**17
+    assert ((decoded - x_NH).abs() <= limit * 1.01).all()
+    with pytest.raises(CodecError):
+        make_codec(name, width=width + 1).decode(payload, decoded)
