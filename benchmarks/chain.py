@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import tempfile
 import time
@@ -19,7 +18,10 @@ _CONNECT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Sender, two forwarders, receiver. Tell `sender` and `receiver` (messages, bytes of each); the sender answers."""
+    """Sender, two forwarders, receiver. Both ends are told (messages, bytes of each).
+
+    The sender answers when it began, the receiver when it had all, as `time.monotonic()`.
+    """
 
     sender: Connection
     receiver: Connection
@@ -33,8 +35,7 @@ def running() -> Iterator[Chain]:
         receiver, receiver_pid = start(_receive, f"{folder}/b")
         ask(receiver)
         far, far_pid = start(_forward, "tcp", f"{folder}/b")
-        port = ask(far)
-        near, near_pid = start(_forward, f"{folder}/a", port)
+        near, near_pid = start(_forward, f"{folder}/a", ask(far))
         ask(near)
         sender, sender_pid = start(_send, f"{folder}/a")
         ask(sender)
@@ -49,11 +50,9 @@ def _send(path: str, told: Connection) -> None:
         while (task := told.recv()) is not None:
             count, nbytes = task
             body = bytes(nbytes)
-            start = time.perf_counter()
+            told.send(time.monotonic())
             for _ in range(count):
                 sock.sendall(body)
-            _receive_all(sock, memoryview(bytearray(1)))
-            told.send(time.perf_counter() - start)
 
 
 def _receive(path: str, told: Connection) -> None:
@@ -65,29 +64,19 @@ def _receive(path: str, told: Connection) -> None:
             count, nbytes = task
             for _ in range(count):
                 _receive_all(sock, memoryview(bytearray(nbytes)))
-            sock.sendall(b"!")
+            told.send(time.monotonic())
 
 
 def _forward(listens: str, onward: str | int, told: Connection) -> None:
-    """One process: what arrives goes on as it is; the answer of one byte goes back."""
+    """One process: what arrives goes on as it is."""
     with _listen(listens) as server:
         told.send(server.getsockname()[1] if listens == "tcp" else "ready")
         near, _ = server.accept()
     near.settimeout(None)
-    with near, _connect(onward) as far:
-        back = os.fork()
-        if back == 0:
-            _pump(far, near, 1)
-            os._exit(0)
-        _pump(near, far, _FORWARD_BYTES)
-
-
-def _pump(source: socket.socket, target: socket.socket, nbytes: int) -> None:
-    buffer = memoryview(bytearray(nbytes))
-    with contextlib.suppress(OSError):
-        while got := source.recv_into(buffer):
-            target.sendall(buffer[:got])
-        target.shutdown(socket.SHUT_WR)
+    buffer = memoryview(bytearray(_FORWARD_BYTES))
+    with near, _connect(onward) as far, contextlib.suppress(OSError):
+        while got := near.recv_into(buffer):
+            far.sendall(buffer[:got])
 
 
 def _listen(where: str) -> socket.socket:

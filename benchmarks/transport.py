@@ -60,23 +60,21 @@ class Result:
 
 
 def send_loads(link: WorkerLink, told: Connection) -> None:
-    """The sending worker: for each load, the seconds until the receiver has it all."""
+    """The sending worker: tells for each load when it began."""
     while (task := told.recv()) is not None:
         count, nbytes = task
         body = bytes(nbytes)
-        start = time.perf_counter()
+        told.send(time.monotonic())
         for _ in range(count):
             link.send(pair.THERE, "load", pair.AT, [body], traffic=Traffic.EXPERTS)
-        link.receive(pair.THERE, "done", pair.AT)
-        told.send(time.perf_counter() - start)
 
 
 def receive_loads(link: WorkerLink, told: Connection) -> None:
-    """The receiving worker."""
+    """The receiving worker: tells for each load when it had all. One machine, one clock."""
     while (task := told.recv()) is not None:
         for _ in range(task[0]):
             link.receive(pair.HERE, "load", pair.AT)
-        link.send(pair.HERE, "done", pair.AT, [b"!"], traffic=Traffic.CONTROL)
+        told.send(time.monotonic())
 
 
 def measure(loads: Sequence[Load], rounds: int, console: Console) -> list[Result]:
@@ -94,7 +92,8 @@ def _measure_one(load: Load, rounds: int, ways: dict[str, tuple[Connection, Conn
         before_s = pair.cpu_s(pids)
         receiver.send((load.messages, load.message_bytes))
         sender.send((load.messages, load.message_bytes))
-        return float(pair.ask(sender)), pair.cpu_s(pids) - before_s
+        began, ended = pair.ask(sender), pair.ask(receiver)
+        return ended - began, pair.cpu_s(pids) - before_s
 
     arms = {name: lambda way=way: once(*way) for name, way in ways.items()}
     taken = interleave(arms, rounds, warmup=1)

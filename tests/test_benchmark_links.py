@@ -45,4 +45,4 @@ def test_the_chain_moves_bytes() -> None:
     with chain.running() as running:
         for end in (running.receiver, running.sender):
             end.send((2, 1000))
-        assert 0 < pair.ask(running.sender) < 30
+        assert pair.ask(running.sender) < pair.ask(running.receiver)
