@@ -28,7 +28,7 @@ class QueueWan:
         data = self.queues[self.address.worker].get(timeout=30)
         return Message(source, self.address, channel, position, memoryview(bytearray(data)))
 
-    def check(self):
+    def expect(self, peers, position):
         pass
 
 

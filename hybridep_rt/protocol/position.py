@@ -23,7 +23,8 @@ class Phase(IntEnum):
 
 
 class Position(NamedTuple):
-    """`step` counts optimizer steps, `micro_batch` the forwards since then; `layer` and `chunk` are -1 outside a layer.
+    """`step` counts optimizer steps, `micro_batch` the forwards since then; `layer` and `chunk` are -1 outside a layer,
+    where `micro_batch` counts the collectives of all workers.
 
     `training` tells a forward under grad from one under no_grad.
     """
@@ -37,10 +38,12 @@ class Position(NamedTuple):
 
     def describe(self) -> str:
         """One readable phrase for error messages."""
-        parts = [f"step {self.step}", f"micro-batch {self.micro_batch}"]
-        if self.layer >= 0:
-            parts.append(f"layer {self.layer}")
-        parts.append(self.phase.name.lower().replace("_", " "))
+        phase = self.phase.name.lower().replace("_", " ")
+        if self.phase is Phase.MAILBOX:
+            return phase
+        if self.layer < 0:
+            return f"step {self.step}, {phase} (collective {self.micro_batch})"
+        parts = [f"step {self.step}", f"micro-batch {self.micro_batch}", f"layer {self.layer}", phase]
         if self.chunk >= 0:
             parts.append(f"chunk {self.chunk}")
         if not self.training:

@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from hybridep_rt.errors import DeadlineExceeded, HybridEPError, PeerLost, PositionMismatch
@@ -99,6 +99,14 @@ class Mailboxes:
         finally:
             with self._changed:
                 self._wakers.discard(wake)
+
+    def expect(self, peers: Iterable[Address], position: Position) -> None:
+        """Raise what ended the job, or PositionMismatch where one of `peers`, who are needed now, has ended."""
+        with self._changed:
+            self.check()
+            for peer in peers:
+                if peer in self._departed:
+                    raise self._left(peer, "an exchange", position)
 
     def _notify(self) -> None:
         self._changed.notify_all()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hybridep_rt.errors import DeadlineExceeded, HybridEPError, PeerLost, PositionMismatch
@@ -127,6 +127,10 @@ class MemoryPort:
     def check(self) -> None:
         """Raise what ended the job, if anything did."""
         self._wan.mailboxes[self.address].check()
+
+    def expect(self, peers: Iterable[Address], position: Position) -> None:
+        """See `WanPort.expect`."""
+        self._wan.mailboxes[self.address].expect(peers, position)
 
     def fail(self, reason: str) -> None:
         """End every wait of every worker."""

@@ -6,7 +6,7 @@ implementation and an in-memory double, so that a whole multi-DC run fits in one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from hybridep_rt.protocol.address import Address
@@ -78,6 +78,9 @@ class WanPort(Protocol):
 
     def check(self) -> None:
         """Raise what ended the job (PeerLost, ...), if anything did."""
+
+    def expect(self, peers: Iterable[Address], position: Position) -> None:
+        """Raise what ended the job, or PositionMismatch where one of `peers`, who are needed now, has ended."""
 
     def fail(self, reason: str) -> None:
         """Tell all workers of all DCs that this one failed, in one line; waits at most a second."""

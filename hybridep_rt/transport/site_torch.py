@@ -149,9 +149,11 @@ class TorchSite:
     def _explain(self, error: RuntimeError, position: Position, waited_s: float, nbytes: int) -> HybridEPError:
         """The coordinator's reason, if it has one; else what the collective said."""
         deadline = time.monotonic() + _EXPLANATION_S
+        dc, me = self._wan.address
+        neighbours = [Address(dc, worker) for worker in range(self.size) if worker != me]
         while time.monotonic() < deadline:
             try:
-                self._wan.check()
+                self._wan.expect(neighbours, position)
             except HybridEPError as reason:
                 return reason
             time.sleep(0.02)

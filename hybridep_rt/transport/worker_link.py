@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Self
 
@@ -133,6 +133,10 @@ class WorkerLink:
     def check(self) -> None:
         """See `WanPort.check`."""
         self.mailboxes.check()
+
+    def expect(self, peers: Iterable[Address], position: Position) -> None:
+        """See `WanPort.expect`."""
+        self.mailboxes.expect(peers, position)
 
     def close(self) -> None:
         """See `WanPort.close`. Waits at most `operation_s` until the coordinator has all that is queued."""
