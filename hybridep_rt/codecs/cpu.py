@@ -12,7 +12,7 @@ from hybridep_rt.codecs import kernels
 from hybridep_rt.codecs.levels import CHUNK, GROUP, LevelCode, fp8_values, log_thresholds
 from hybridep_rt.codecs.reference import Array, Coded, Floats, Octets, Positions
 
-_SCAN = 32
+_SCAN = 128
 
 
 def encode_levels(
@@ -103,16 +103,14 @@ def select(
 ) -> tuple[Positions, Floats]:
     """Positions and values of what is sent; see `reference.select`. Where `feedback`, all becomes owed."""
     source, held = values.numpy(), state.numpy()
-    positions = np.empty(capacity + _SCAN, np.int64)
-    picked = np.empty(capacity + _SCAN, np.float32)
+    positions = np.empty(capacity + 8, np.int64)
+    picked = np.empty(capacity + 8, np.float32)
     whole = len(source) // _SCAN * _SCAN
     found = kernels.select_sparse(
         _rows(source, _SCAN), _rows(held, _SCAN), 0, feedback, threshold, 0, positions, picked
     )
-    # The rest is one value a row, so that the same room of one row suffices.
-    rest = source[whole:].reshape(-1, 1), held[whole:].reshape(-1, 1)
-    room = capacity + 1
-    found = kernels.select_sparse(*rest, whole, feedback, threshold, found, positions[:room], picked[:room])
+    rest = source[whole:].reshape(1, -1), held[whole:].reshape(1, -1)
+    found = kernels.select_sparse(*rest, whole, feedback, threshold, found, positions, picked)
     return positions[:found], picked[:found]
 
 
@@ -177,7 +175,9 @@ def _rows(array: Array, width: int) -> Array:
 
 def _padded(array: Array, width: int) -> Array:
     """[rows, width]: a copy with zeros at its end."""
-    return np.pad(array, (0, -len(array) % width)).reshape(-1, width)
+    padded = np.zeros((-(-len(array) // width), width), array.dtype)
+    padded.reshape(-1)[: len(array)] = array
+    return padded
 
 
 def _restore(padded: Array, into: Array) -> None:

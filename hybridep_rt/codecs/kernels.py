@@ -223,7 +223,8 @@ def decode_levels(
     blocks = scales.shape[1]
     scale, decoded = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
     decoded_bits = decoded.view(np.int32)
-    scale_bits_B = scale.view(np.int32).reshape((blocks, CHUNK // blocks))
+    scale_bits = scale.view(np.int32)
+    scale_bits_B = scale_bits.reshape((blocks, CHUNK // blocks))
     index = np.empty(CHUNK, np.int32)
     mask, sign_shift = np.int32((1 << (bits - 1)) - 1), np.int32(32 - bits)
     for row in range(len(state)):
@@ -232,9 +233,11 @@ def decode_levels(
             for i in range(CHUNK // blocks):
                 scale_bits_B[b, i] = value
         if bits == 1:
-            _unpack(codes, row, 1, index)
-            for i in range(CHUNK):
-                decoded[i] = scale[i]
+            for k in range(8):
+                shift = np.int32(31 - k)
+                for j in range(CHUNK // 8):
+                    sign = (np.int32(codes[row, j]) << shift) & _SIGN
+                    decoded_bits[k * (CHUNK // 8) + j] = scale_bits[k * (CHUNK // 8) + j] | sign
         else:
             if bits == 2:
                 _unpack(codes, row, 2, index)
@@ -246,8 +249,8 @@ def decode_levels(
                 magnitude = magnitudes[k]
                 for i in range(CHUNK):
                     decoded[i] = magnitude * scale[i] if (index[i] & mask) >= k else decoded[i]
-        for i in range(CHUNK):
-            decoded_bits[i] ^= (index[i] << sign_shift) & _SIGN
+            for i in range(CHUNK):
+                decoded_bits[i] ^= (index[i] << sign_shift) & _SIGN
         if not add:
             for i in range(CHUNK):
                 state[row, i] = decoded[i]
@@ -336,13 +339,14 @@ def select_sparse(
 ) -> int:
     """Note entries of `values` [rows, width], whose first has position `first`, after the `found` that are known.
 
-    Where `feedback`, `state` becomes what was looked at. `positions` and `picked` have room for one row too many.
-    Returns how many are known now.
+    Where `feedback`, `state` becomes what was looked at. Returns how many are known now: 8 at least stay free, since
+    8 values at a time are noted without asking which they are.
     """
-    capacity, width = len(positions) - values.shape[1], values.shape[1]
-    x = np.empty(width, np.float32)
+    capacity, width = len(positions) - 8, values.shape[1]
+    padded = (width + 7) // 8 * 8
+    x, reached = np.empty(padded, np.float32), np.zeros(padded, np.uint8)
+    x_8, reached_8, words = x.reshape((-1, 8)), reached.reshape((-1, 8)), reached.view(np.uint64)
     for row in range(len(values)):
-        hits = np.int32(0)
         if feedback:
             for i in range(width):
                 x[i] = values[row, i] + state[row, i]
@@ -352,13 +356,15 @@ def select_sparse(
             for i in range(width):
                 x[i] = values[row, i] - state[row, i]
         for i in range(width):
-            hits += np.int32(not abs(x[i]) < threshold)
-        if hits > 0 and found < capacity:
-            for i in range(width):
-                positions[found] = first + row * width + i
-                picked[found] = x[i]
-                found += not abs(x[i]) < threshold
-            found = min(found, capacity)
+            reached[i] = np.uint8(not abs(x[i]) < threshold)
+        for word in range(len(words)):
+            if words[word] != 0:
+                start = first + row * width + word * 8
+                for i in range(8):
+                    positions[found] = start + i
+                    picked[found] = x_8[word, i]
+                    found += np.intp(reached_8[word, i])
+                found = min(found, capacity)
     return found
 
 
