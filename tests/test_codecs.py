@@ -168,6 +168,15 @@ def test_the_ladder_s_bytes(name, both_ways):
     assert sum(sizes) == pytest.approx(both_ways, abs=6e-4)
 
 
+@pytest.mark.parametrize("keep", [0.002, 0.01, 0.1])
+def test_entries_take_the_expected_bytes_on_average(keep):
+    spec, elements, generator = f"delta-topk:keep={keep}", 2**18, torch.Generator().manual_seed(0)
+    codec = make_codec(spec)
+    codec.encode(torch.zeros(elements))
+    sizes = [len(codec.encode(torch.randn(elements, generator=generator))) for _ in range(10)]
+    assert sum(sizes) / 10 / elements == pytest.approx(bytes_per_element(spec, torch.float32), rel=0.05)
+
+
 def test_rungs_are_found_by_name():
     assert rung_below("lean").name == "default"
     assert rung_below("exact") == LADDER[0]

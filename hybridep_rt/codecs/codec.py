@@ -171,9 +171,17 @@ def names_for(kind: str) -> tuple[str, ...]:
 
 
 def bytes_per_element(spec: str, dtype: torch.dtype, *, width: int = BLOCK) -> float:
-    """Bytes on the wire per value of a large tensor, at the most and between key frames: what the planner counts."""
+    """Bytes on the wire per value of a large tensor, between key frames: what the planner counts.
+
+    Exact, but for codecs that choose entries: theirs is what many payloads take on average.
+    """
     elements = 2**20
-    return make_codec(spec, width=width).wire_bytes(elements, dtype) / elements
+    entry, chosen = _parse(spec)
+    if "keep" in chosen:
+        from hybridep_rt.codecs.coders import SparseCoder
+
+        return SparseCoder(chosen["keep"]).expected_bytes(elements) / elements
+    return entry.make(chosen, width).wire_bytes(elements, dtype) / elements
 
 
 def _parse(spec: str) -> tuple[_Entry, dict[str, float]]:

@@ -159,6 +159,12 @@ class SparseCoder:
         """The most that the capacity can need."""
         return _largest_body(self.capacity(elements), elements)
 
+    def expected_bytes(self, elements: int) -> float:
+        """What a body takes on average where entries lie anywhere: 255 values without one cost a byte."""
+        empty = (1 - self.fraction) ** 255
+        entries = self.fraction * elements
+        return _COUNTS.size + entries * (2 / GROUP + 1 + 1 / (1 - empty))
+
     def measure(self, body: memoryview, elements: int) -> int:
         """From the two counts that a body begins with."""
         entries, gaps = _counts(body, elements)

@@ -27,11 +27,14 @@ def encode_levels(
     x_BE = _blocks(x, code.block)
     size_BE = x_BE.abs()
     real_BE = (torch.arange(x_BE.numel(), device=x.device) < len(x)).view(x_BE.shape)
-    scale_B = _lane_sum(size_BE) / real_BE.sum(1).clamp(min=1).to(torch.float32)
+    count_B = real_BE.sum(1).clamp(min=1).to(torch.float32)
     index_BE = torch.zeros_like(x_BE, dtype=torch.uint8)
-    if code.bits > 1:
+    if code.bits == 1:
+        scale_B = _lane_sum(size_BE) / count_B
+    else:
+        spread_B = (_lane_sum(size_BE * size_BE) / count_B).sqrt()
         for threshold in code.levels.thresholds.tolist():
-            index_BE += size_BE >= (scale_B * threshold)[:, None]
+            index_BE += size_BE >= (spread_B * threshold)[:, None]
         level_BE = torch.tensor(code.levels.magnitudes, device=x.device)[index_BE.int()]
         below_B = _lane_sum(torch.where(real_BE, level_BE * level_BE, 0))
         scale_B = torch.where(below_B > 0, _lane_sum(size_BE * level_BE) / below_B, 0)

@@ -54,18 +54,20 @@ def _difference(x: Any, size: Any, values: Any, state: Any, velocity: Any, row: 
 
 
 @_compiled
-def _means(size: Any, real: int, mean: Any) -> None:
-    """The mean magnitude of the real values of each block, at every one of its values."""
+def _means(values: Any, real: int, root: bool, mean: Any) -> None:
+    """The mean of the real values of each block, or its root, at every one of its values."""
     blocks, block = mean.shape
     for b in range(blocks):
         count = max(1, min(block, real - b * block))
-        value = lane_sum(size, b) / np.float32(count)
+        value = lane_sum(values, b) / np.float32(count)
+        if root:
+            value = np.sqrt(value)
         for i in range(block):
             mean[b, i] = value
 
 
 @_compiled
-def _choose(size: Any, mean: Any, magnitudes: Any, thresholds: Any, index: Any, level: Any) -> None:
+def _choose(size: Any, spread: Any, magnitudes: Any, thresholds: Any, index: Any, level: Any) -> None:
     """Index and magnitude of each value."""
     for i in range(CHUNK):
         index[i] = 0
@@ -74,7 +76,7 @@ def _choose(size: Any, mean: Any, magnitudes: Any, thresholds: Any, index: Any, 
         threshold = thresholds[k]
         magnitude = magnitudes[k + 1]
         for i in range(CHUNK):
-            reached = size[i] >= threshold * mean[i]
+            reached = size[i] >= threshold * spread[i]
             index[i] += np.int32(reached)
             level[i] = magnitude if reached else level[i]
 
@@ -168,8 +170,12 @@ def encode_levels(
     sign_bit = np.int32(bits - 1)
     for row in range(len(values)):
         _difference(x, size, values, state, velocity, row, gain, feedback)
-        _means(size_B, real, scale_B)
-        if bits > 1:
+        if bits == 1:
+            _means(size_B, real, False, scale_B)
+        else:
+            for i in range(CHUNK):
+                above[i] = size[i] * size[i]
+            _means(above_B, real, True, scale_B)
             _choose(size, scale, magnitudes, thresholds, index, level)
             _fit(size, level, real, above, below)
             _fitted(above_B, below_B, scale_B)
@@ -363,7 +369,7 @@ def select_sparse(
                 for i in range(8):
                     positions[found] = start + i
                     picked[found] = x_8[word, i]
-                    found += np.intp(reached_8[word, i])
+                    found += int(reached_8[word, i])
                 found = min(found, capacity)
     return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from math import pi, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -24,17 +23,18 @@ GROUP = 256
 TINY = 2.0**-100
 """Values under this count as zero where a scale is inverted or entries are selected."""
 
-_MEAN_MAGNITUDE = sqrt(2 / pi)
-
-_LLOYD_MAX = {
-    1: ([_MEAN_MAGNITUDE], []),
+_LLOYD_MAX: dict[int, tuple[list[float], list[float]]] = {
+    1: ([1.0], []),
     2: ([0.4528, 1.5104], [0.9816]),
     4: (
         [0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6181, 2.0690, 2.7326],
         [0.2582, 0.5224, 0.7996, 1.0993, 1.4371, 1.8435, 2.4008],
     ),
 }
-"""Magnitudes and thresholds between them that have the least mean square error for normal values of variance 1."""
+"""Magnitudes and thresholds between them that have the least mean square error for normal values of variance 1.
+
+Of one magnitude the unit doesn't matter, as a scale is fitted to every block.
+"""
 
 LOG_STEPS = 16
 """Codes of a 4-bit logarithm: code c stands for the block's largest value times 2 ** (-c / 2)."""
@@ -42,7 +42,7 @@ LOG_STEPS = 16
 
 @dataclass(frozen=True)
 class Levels:
-    """Symmetric levels in units of a block's mean magnitude.
+    """Symmetric levels; the thresholds are in units of a block's root mean square.
 
     A code is a sign bit above the index of a magnitude: the number of `thresholds` that the value's magnitude reaches.
     """
@@ -55,8 +55,8 @@ class Levels:
 @cache
 def lloyd_max(bits: int) -> Levels:
     """The levels of 1, 2 or 4 bits."""
-    magnitudes, thresholds = (np.array(values) / _MEAN_MAGNITUDE for values in _LLOYD_MAX[bits])
-    return Levels(bits, magnitudes.astype(np.float32), thresholds.astype(np.float32))
+    magnitudes, thresholds = (np.array(values, np.float32) for values in _LLOYD_MAX[bits])
+    return Levels(bits, magnitudes, thresholds)
 
 
 @dataclass(frozen=True)

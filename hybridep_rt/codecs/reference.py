@@ -85,12 +85,14 @@ def encode_levels(
     x = values + state if feedback else values - state
     size_B = _blocks(np.abs(x), block)
     real_B = _real(len(x), block, len(size_B))
-    mean = lane_sum(size_B) / np.maximum(real_B.sum(1), 1).astype(np.float32)
+    count = np.maximum(real_B.sum(1), 1).astype(np.float32)
     index = np.zeros(size_B.shape, np.uint8)
-    scale = mean
-    if levels.bits > 1:
+    if levels.bits == 1:
+        scale = lane_sum(size_B) / count
+    else:
+        spread = np.sqrt(lane_sum(size_B * size_B) / count)
         for threshold in levels.thresholds:
-            index += size_B >= threshold * mean[:, None]
+            index += size_B >= threshold * spread[:, None]
         level_B = levels.magnitudes[index]
         above, below = lane_sum(size_B * level_B), lane_sum(np.where(real_B, level_B * level_B, np.float32(0)))
         scale = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
