@@ -200,6 +200,18 @@ def test_a_residual_to_shared_weights():
         receiver.decode(sender.encode(expert), decoded)
 
 
+def test_a_payload_s_memory_is_used_again_once_nobody_holds_it():
+    codec, values = make_codec("int8"), torch.randn(1000)
+    held = codec.encode(values)[8:]
+    kept = bytes(held)
+    other = codec.encode(values * 2)
+    address = np.frombuffer(other, np.uint8).ctypes.data
+    assert bytes(held) == kept
+    del other
+    assert np.frombuffer(codec.encode(-values), np.uint8).ctypes.data == address
+    assert bytes(held) == kept
+
+
 @given(st.sampled_from(["int8", "fp8"]), st.integers(0, 5), st.integers(1, 70), st.integers(0, 99))
 def test_tokens_have_a_scale_each(name, tokens, width, seed):
     x_NH = torch.randn(tokens, width, generator=torch.Generator().manual_seed(seed)) * 10.0 ** torch.arange(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hybridep_rt.codecs import kernels
-from hybridep_rt.codecs.levels import CHUNK, GROUP, LevelCode, fp8_values, log_thresholds
+from hybridep_rt.codecs.levels import CHUNK, GROUP, SAMPLE_RUN, LevelCode, fp8_values, log_thresholds
 from hybridep_rt.codecs.reference import Array, Coded, Floats, Octets, Positions
 
 _SCAN = 128
@@ -65,12 +65,25 @@ def decode_levels(coded: Coded, state: torch.Tensor, velocity: torch.Tensor | No
 
 def encode_scaled(values: torch.Tensor, block: int, fp8: bool, out: Coded) -> None:
     """Values as int8 or fp8 with a scale for each block; see `reference.encode_scaled`. Fills `out`."""
-    _encode_scaled(values.numpy(), block, fp8, out)
+    array = values.numpy()
+    whole = len(array) // block
+    rows = _rows(array, block)
+    kernels.encode_scaled(rows, rows.view(np.int32), fp8, out.scales[:whole], _rows(out.codes, block))
+    if rest := len(array) % block:
+        padded, codes = _padded(array[-rest:], block), np.empty((1, block), np.uint8)
+        kernels.encode_scaled(padded, padded.view(np.int32), fp8, out.scales[whole:], codes)
+        out.codes[-rest:] = codes[0, :rest]
 
 
 def decode_scaled(coded: Coded, block: int, fp8: bool, into: torch.Tensor) -> None:
     """Overwrite `into` with the values of the codes."""
-    _decode_scaled(coded, block, fp8, into.numpy())
+    array = into.numpy()
+    whole = len(array) // block
+    kernels.decode_scaled(coded.scales[:whole], _rows(coded.codes, block), fp8, fp8_values(), _rows(array, block))
+    if rest := len(array) % block:
+        codes, values = _padded(coded.codes[-rest:], block), np.empty((1, block), np.float32)
+        kernels.decode_scaled(coded.scales[whole:], codes, fp8, fp8_values(), values)
+        array[-rest:] = values[0, :rest]
 
 
 def encode_logs(values: torch.Tensor, block: int, out: Coded) -> None:
@@ -91,11 +104,14 @@ def track_moment(values: torch.Tensor, moment: torch.Tensor, beta: float) -> Non
     kernels.track_moment(values.numpy(), moment.numpy(), np.float32(beta))
 
 
-def difference(values: torch.Tensor, state: torch.Tensor, at: Positions, feedback: bool) -> Floats:
-    """What has to be coded, at some positions."""
-    source: Floats = values.numpy()[at]
-    held: Floats = state.numpy()[at]
-    return np.asarray(source + held if feedback else source - held)
+def sample_sizes(values: torch.Tensor, state: torch.Tensor, size: int, feedback: bool) -> Floats:
+    """Magnitudes of what has to be coded, at the positions of `reference.sample`."""
+    source, held = values.numpy(), state.numpy()
+    if len(source) <= size:
+        return np.asarray(np.abs(source + held if feedback else source - held))
+    sizes = np.empty(size // SAMPLE_RUN * SAMPLE_RUN, np.float32)
+    kernels.sample_sizes(source, held, feedback, sizes)
+    return sizes
 
 
 def select(
@@ -109,8 +125,9 @@ def select(
     found = kernels.select_sparse(
         _rows(source, _SCAN), _rows(held, _SCAN), 0, feedback, threshold, 0, positions, picked
     )
-    rest = source[whole:].reshape(1, -1), held[whole:].reshape(1, -1)
-    found = kernels.select_sparse(*rest, whole, feedback, threshold, found, positions, picked)
+    if whole < len(source):
+        rest = source[whole:].reshape(1, -1), held[whole:].reshape(1, -1)
+        found = kernels.select_sparse(*rest, whole, feedback, threshold, found, positions, picked)
     return positions[:found], picked[:found]
 
 
@@ -126,42 +143,25 @@ def apply_gaps(gaps: Octets, decoded: Floats, state: torch.Tensor) -> None:
 
 def encode_entries(picked: Floats) -> tuple[Coded, Floats]:
     """Entries as int8 with a scale for each 256, and what they decode to."""
-    coded = Coded(np.empty(-(-len(picked) // GROUP), np.uint16), np.empty(len(picked), np.uint8))
-    _encode_scaled(picked, GROUP, False, coded)
-    return coded, decode_entries(coded)
+    padded = _padded(picked, GROUP)
+    scales, codes = np.empty(len(padded), np.uint16), np.empty(padded.shape, np.uint8)
+    kernels.encode_scaled(padded, padded.view(np.int32), False, scales, codes)
+    kernels.decode_scaled(scales, codes, False, fp8_values(), padded)
+    return Coded(scales, codes.reshape(-1)[: len(picked)]), padded.reshape(-1)[: len(picked)]
 
 
 def decode_entries(coded: Coded) -> Floats:
     """The values of entries."""
-    values = np.empty(len(coded.codes), np.float32)
-    _decode_scaled(coded, GROUP, False, values)
-    return values
+    codes = _padded(coded.codes, GROUP)
+    values = np.empty(codes.shape, np.float32)
+    kernels.decode_scaled(coded.scales, codes, False, fp8_values(), values)
+    return values.reshape(-1)[: len(coded.codes)]
 
 
 def write_gaps(positions: Positions, elements: int) -> Octets:
     """Gaps between positions of a tensor of that many elements."""
     gaps = np.empty(len(positions) + elements // 255, np.uint8)
     return gaps[: kernels.write_gaps(positions, gaps)]
-
-
-def _encode_scaled(values: Floats, block: int, fp8: bool, out: Coded) -> None:
-    whole = len(values) // block
-    rows = _rows(values, block)
-    kernels.encode_scaled(rows, rows.view(np.int32), fp8, out.scales[:whole], _rows(out.codes, block))
-    if rest := len(values) % block:
-        padded = _padded(values[-rest:], block)
-        codes = np.empty((1, block), np.uint8)
-        kernels.encode_scaled(padded, padded.view(np.int32), fp8, out.scales[whole:], codes)
-        out.codes[-rest:] = codes[0, :rest]
-
-
-def _decode_scaled(coded: Coded, block: int, fp8: bool, into: Floats) -> None:
-    whole = len(into) // block
-    kernels.decode_scaled(coded.scales[:whole], _rows(coded.codes, block), fp8, fp8_values(), _rows(into, block))
-    if rest := len(into) % block:
-        codes, values = _padded(coded.codes[-rest:], block), np.empty((1, block), np.float32)
-        kernels.decode_scaled(coded.scales[whole:], codes, fp8, fp8_values(), values)
-        into[-rest:] = values[0, :rest]
 
 
 def _or_empty(tensor: torch.Tensor | None) -> Floats:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from hybridep_rt.codecs.levels import CHUNK, LANES, TINY, LevelCode, log_thresholds
-from hybridep_rt.codecs.reference import Array, Coded, Floats, Octets, Positions
+from hybridep_rt.codecs.reference import Array, Coded, Floats, Octets, Positions, sample
 
 _NAN = 0x7FC0
 
@@ -102,11 +102,11 @@ def track_moment(values: torch.Tensor, moment: torch.Tensor, beta: float) -> Non
     moment.mul_(beta).addcmul_(values, values, value=1 - beta)
 
 
-def difference(values: torch.Tensor, state: torch.Tensor, at: Positions, feedback: bool) -> Floats:
-    """What has to be coded, at some positions."""
-    index = torch.from_numpy(at).to(values.device)
+def sample_sizes(values: torch.Tensor, state: torch.Tensor, size: int, feedback: bool) -> Floats:
+    """Magnitudes of what has to be coded, at the positions of `reference.sample`."""
+    index = torch.from_numpy(sample(len(values), size)).to(values.device)
     found = values[index] + state[index] if feedback else values[index] - state[index]
-    return np.asarray(found.cpu().numpy(), np.float32)
+    return np.asarray(found.abs().cpu().numpy(), np.float32)
 
 
 def select(

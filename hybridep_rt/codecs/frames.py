@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import weakref
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -39,6 +40,29 @@ def new_frame(kind: Kind, form: int, number: int, body_bytes: int) -> Octets:
     frame = np.empty(HEADER_BYTES + body_bytes, np.uint8)
     _HEADER.pack_into(frame.data, 0, VERSION, kind, form, number & 0xFFFFFFFF)
     return frame
+
+
+class FramePool:
+    """Memory of a stream's payloads, used again once nobody holds the payload that was in it.
+
+    The system takes tens of MB back when they are freed, and clearing them anew takes longer than coding.
+    """
+
+    def __init__(self) -> None:
+        self._lent: list[tuple[Octets, weakref.ref[Octets]]] = []
+
+    def new_frame(self, kind: Kind, form: int, number: int, body_bytes: int) -> Octets:
+        """As the function of that name. A payload's slices have to be taken from its memoryview."""
+        size = HEADER_BYTES + body_bytes
+        free = (buffer for buffer, frame in self._lent if frame() is None and len(buffer) == size)
+        buffer = next(free, None)
+        if buffer is None:
+            buffer = np.empty(size, np.uint8)
+        frame = buffer[:]
+        self._lent = [(kept, held) for kept, held in self._lent if kept is not buffer and held() is not None]
+        self._lent.append((buffer, weakref.ref(frame)))
+        _HEADER.pack_into(frame.data, 0, VERSION, kind, form, number & 0xFFFFFFFF)
+        return frame
 
 
 def read_header(payload: Bytes) -> Header:

@@ -14,7 +14,7 @@ import numba
 import numpy as np
 
 from hybridep_rt.codecs.lanes import lane_sum
-from hybridep_rt.codecs.levels import CHUNK, TINY
+from hybridep_rt.codecs.levels import CHUNK, SAMPLE_RUN, TINY
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -337,6 +337,18 @@ def decode_scaled(scales: Any, codes: Any, fp8: bool, table: Any, values: Any) -
         else:
             for i in range(width):
                 values[row, i] = np.float32(np.int8(codes[row, i])) * scale
+
+
+@_compiled
+def sample_sizes(values: Any, state: Any, feedback: bool, sizes: Any) -> None:
+    """Magnitudes at the positions of `reference.sample`, where not all are asked for."""
+    runs = len(sizes) // SAMPLE_RUN
+    for run in range(runs):
+        start = run * (len(values) - SAMPLE_RUN) // runs
+        for i in range(SAMPLE_RUN):
+            held = state[start + i]
+            x = values[start + i] + held if feedback else values[start + i] - held
+            sizes[run * SAMPLE_RUN + i] = abs(x)
 
 
 @_compiled

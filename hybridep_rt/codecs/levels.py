@@ -20,6 +20,9 @@ BLOCKS = (64, 128, 256)
 GROUP = 256
 """Entries of a sparse code that share a scale."""
 
+SAMPLE_RUN = 8
+"""Neighbours of which a sample consists: they share a cache line."""
+
 TINY = 2.0**-100
 """Values under this count as zero where a scale is inverted or entries are selected."""
 

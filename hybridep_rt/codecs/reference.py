@@ -16,6 +16,7 @@ from hybridep_rt.codecs.levels import (
     GROUP,
     LANES,
     LOG_STEPS,
+    SAMPLE_RUN,
     TINY,
     Levels,
     fp8_magnitudes,
@@ -172,11 +173,12 @@ class Sparse(NamedTuple):
 
 
 def sample(elements: int, size: int) -> Positions:
-    """At most `size` positions, evenly spread in runs of 8: where a threshold is taken from."""
+    """At most `size` positions, evenly spread in short runs: where a threshold is taken from."""
     if elements <= size:
         return np.arange(elements)
-    starts = np.arange(size // 8, dtype=np.int64) * (elements - 8) // (size // 8)
-    return (starts[:, None] + np.arange(8)).reshape(-1)
+    runs = size // SAMPLE_RUN
+    starts = np.arange(runs, dtype=np.int64) * (elements - SAMPLE_RUN) // runs
+    return (starts[:, None] + np.arange(SAMPLE_RUN)).reshape(-1)
 
 
 def threshold_of(sizes: Floats, fraction: float) -> np.float32:

@@ -7,7 +7,7 @@ import torch
 
 from hybridep_rt.codecs.coders import engine
 from hybridep_rt.codecs.flat import Flat, is_flat
-from hybridep_rt.codecs.frames import HEADER_BYTES, Kind, check_size, expect, new_frame, octets, read_header, words
+from hybridep_rt.codecs.frames import HEADER_BYTES, FramePool, Kind, check_size, expect, octets, read_header, words
 from hybridep_rt.codecs.reference import Coded, Octets
 from hybridep_rt.protocol.messages import Bytes
 
@@ -19,6 +19,7 @@ class Scaled:
         self.name = name
         self._block = block
         self._fp8 = fp8
+        self._frames = FramePool()
         self._input = Flat()
         self._output = Flat()
 
@@ -34,7 +35,7 @@ class Scaled:
     def encode(self, values: torch.Tensor) -> Bytes:
         """The values, each rounded to the nearest multiple of its block's scale that 8 bits can tell."""
         flat = self._input.of(values)
-        frame = new_frame(
+        frame = self._frames.new_frame(
             Kind.SCALED, int(self._fp8), self._block, self.wire_bytes(len(flat), flat.dtype) - HEADER_BYTES
         )
         engine(flat).encode_scaled(flat, self._block, self._fp8, self._split(frame, len(flat), copy=False))
