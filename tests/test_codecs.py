@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridep_rt.codecs.codec import NAMES, Codecs, bytes_per_element, make_codec, names_for
+from hybridep_rt.codecs.codec import NAMES, Codecs, bytes_per_element, cut_frames, make_codec, names_for
 from hybridep_rt.codecs.ladder import LADDER, rung, rung_below
 from hybridep_rt.errors import CodecError, ConfigError
 
@@ -126,6 +126,16 @@ def test_hostile_payloads_are_refused_or_harmless(spec, noise, at, how):
     assert (guarded[-100:] == 7).all()
 
 
+def test_payloads_that_follow_one_another_are_told_apart():
+    specs, elements = ["delta-topk", "exact", "1bit:vs=2", "int8"], [300, 7, 64, 0]
+    streams = [(make_codec(spec), size) for spec, size in zip(specs, elements, strict=True)]
+    payloads = [bytes(codec.encode(torch.randn(size))) for codec, size in streams]
+    assert cut_frames(b"".join(payloads), streams, torch.float32) == payloads
+    for broken in (b"".join(payloads) + b"x", b"".join(payloads)[:-1], b"".join(payloads[1:]), b""):
+        with pytest.raises(CodecError):
+            cut_frames(broken, streams, torch.float32)
+
+
 def test_names():
     assert Codecs.parse("weights=bf16,dense=fp32") == Codecs(weights="bf16", dense="fp32")
     assert Codecs.parse("weights=delta-1bit:t=2:scale=1.3").weights == "delta-1bit:t=2:scale=1.3"
@@ -152,6 +162,7 @@ def test_names():
         ("1bit:block=65", "block is one of 64, 128, 256"),
         ("delta-topk:keep=nan", "nan is not in"),
         ("delta-1bit:scale", "scale"),
+        ("delta-1bit:scale=1.3:predict=0.5", "swings up"),
     ],
 )
 def test_options_are_checked(spec, message):

@@ -5,7 +5,7 @@ A codec is named by a spec, `NAME[:OPTION=VALUE]...`, such as `bf16` or `delta-1
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -13,7 +13,7 @@ import torch
 
 from hybridep_rt.codecs.dense import Cast, Exact
 from hybridep_rt.codecs.levels import BLOCKS, LevelCode
-from hybridep_rt.errors import ConfigError
+from hybridep_rt.errors import CodecError, ConfigError
 from hybridep_rt.protocol.messages import Bytes
 
 TOKENS, WEIGHTS, GRADIENTS, DENSE = "tokens", "weights", "gradients", "dense"
@@ -184,6 +184,23 @@ def bytes_per_element(spec: str, dtype: torch.dtype, *, width: int = BLOCK) -> f
     return entry.make(chosen, width).wire_bytes(elements, dtype) / elements
 
 
+def cut_frames(payload: Bytes, streams: Sequence[tuple[Codec, int]], dtype: torch.dtype) -> list[memoryview]:
+    """The payloads of several streams, each a codec and its number of values, that follow one another.
+
+    Raises CodecError where one of them is another codec's, or something is missing or left over.
+    """
+    rest, parts = memoryview(payload).cast("B"), []
+    for codec, elements in streams:
+        size = codec.frame_bytes(rest, elements, dtype)
+        parts.append(rest[:size])
+        if size > rest.nbytes:
+            raise CodecError(f"{rest.nbytes} bytes where a payload of {codec.name} has {size}")
+        rest = rest[size:]
+    if rest.nbytes:
+        raise CodecError(f"{rest.nbytes} bytes after the last payload")
+    return parts
+
+
 def _parse(spec: str) -> tuple[_Entry, dict[str, float]]:
     name, *settings = spec.split(":")
     if name not in _CODECS:
@@ -201,6 +218,8 @@ def _parse(spec: str) -> tuple[_Entry, dict[str, float]]:
             raise ConfigError(f'codec {name}: "{setting}": {error}') from None
     if chosen.get("block", BLOCK) not in BLOCKS:
         raise ConfigError(f"codec {name}: block is one of {', '.join(map(str, BLOCKS))}")
+    if chosen.get("predict", 0) > 0 and chosen["scale"] > 1:
+        raise ConfigError(f"codec {name}: predict with a scale above 1 swings up: choose one of them")
     return entry, chosen
 
 

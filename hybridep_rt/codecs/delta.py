@@ -16,6 +16,7 @@ from hybridep_rt.codecs.buffers import as_bytes, as_tensor
 from hybridep_rt.codecs.coders import Coder
 from hybridep_rt.codecs.flat import Flat, check_elements, is_flat
 from hybridep_rt.codecs.frames import HEADER_BYTES, Header, Kind, check_size, expect, new_frame, octets, read_header
+from hybridep_rt.codecs.levels import TINY
 from hybridep_rt.errors import CodecError
 from hybridep_rt.protocol.messages import Bytes
 
@@ -118,6 +119,11 @@ class Delta:
         if self._velocity is not None:
             digest.update(as_bytes(self._velocity))
         return digest.digest()
+
+    def distance(self, values: torch.Tensor) -> float:
+        """At the home: how far the receivers' copies are from the weights, as a part of the weights' norm."""
+        flat = self._input.of(values)
+        return float((flat - self._held()).norm() / flat.norm().clamp(min=TINY))
 
     def state(self) -> dict[str, torch.Tensor]:
         """For a checkpoint: the copy, its velocity and the number of the last payload. Empty before the first."""

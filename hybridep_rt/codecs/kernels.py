@@ -119,6 +119,34 @@ def _round_scales(scale: Any, scale_bits: Any, factor: Any, scales: Any, row: in
 
 
 @_compiled
+def _code_signs(x_bits: Any, scale_bits: Any, decoded_bits: Any, index: Any) -> None:
+    """1 bit per value: the code is the sign, and the decoded value the scale with it."""
+    for i in range(CHUNK):
+        decoded_bits[i] = scale_bits[i] | (x_bits[i] & _SIGN)
+        index[i] = (x_bits[i] >> 31) & 1
+
+
+@_compiled
+def _code_levels(x_bits: Any, scale: Any, bits: int, level: Any, level_bits: Any, index: Any) -> None:
+    """Signs above the indices; magnitudes become decoded values."""
+    sign_bit = np.int32(bits - 1)
+    for i in range(CHUNK):
+        level[i] = level[i] * scale[i]
+    for i in range(CHUNK):
+        level_bits[i] |= x_bits[i] & _SIGN
+        index[i] |= ((x_bits[i] >> 31) & 1) << sign_bit
+
+
+@_compiled
+def _forget(scale: Any, x: Any, decoded: Any) -> None:
+    """Nothing is owed of blocks that aren't finite."""
+    for i in range(CHUNK):
+        if np.isnan(scale[i]):
+            x[i] = 0
+            decoded[i] = 0
+
+
+@_compiled
 def _settle(x: Any, decoded: Any, state: Any, velocity: Any, row: int, rho: Any, feedback: bool) -> None:
     """What a chunk leaves behind: what is still owed, or what the receivers hold now and how it moves."""
     if feedback:
@@ -159,6 +187,7 @@ def encode_levels(
     scales: Any,
     codes: Any,
 ) -> None:
+    """Changes `state` and `velocity`, in rows of a chunk, of each of which the first `real` values count."""
     blocks = scales.shape[1]
     x, size, scale = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
     level, above, below = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
@@ -167,7 +196,6 @@ def encode_levels(
     size_B, scale_B, scale_bits_B = size.reshape(shape), scale.reshape(shape), scale_bits.reshape(shape)
     above_B, below_B = above.reshape(shape), below.reshape(shape)
     index = np.empty(CHUNK, np.int32)
-    sign_bit = np.int32(bits - 1)
     for row in range(len(values)):
         _difference(x, size, values, state, velocity, row, gain, feedback)
         if bits == 1:
@@ -181,25 +209,16 @@ def encode_levels(
             _fitted(above_B, below_B, scale_B)
         spoilt = _round_scales(scale_B, scale_bits_B, factor, scales, row)
         if bits == 1:
-            for i in range(CHUNK):
-                level_bits[i] = scale_bits[i] | (x_bits[i] & _SIGN)
-                index[i] = (x_bits[i] >> 31) & 1
+            _code_signs(x_bits, scale_bits, level_bits, index)
             _pack(index, 1, codes, row)
+        elif bits == 2:
+            _code_levels(x_bits, scale, 2, level, level_bits, index)
+            _pack(index, 2, codes, row)
         else:
-            for i in range(CHUNK):
-                level[i] = level[i] * scale[i]
-            for i in range(CHUNK):
-                level_bits[i] |= x_bits[i] & _SIGN
-                index[i] |= ((x_bits[i] >> 31) & 1) << sign_bit
-            if bits == 2:
-                _pack(index, 2, codes, row)
-            else:
-                _pack(index, 4, codes, row)
+            _code_levels(x_bits, scale, 4, level, level_bits, index)
+            _pack(index, 4, codes, row)
         if feedback and spoilt:
-            for i in range(CHUNK):
-                if np.isnan(scale[i]):
-                    x[i] = 0
-                    level[i] = 0
+            _forget(scale, x, level)
         _settle(x, level, state, velocity, row, rho, feedback)
 
 
@@ -226,6 +245,7 @@ def decode_levels(
     gain: Any,
     add: bool,
 ) -> None:
+    """Changes `state` and `velocity`, in rows of a chunk."""
     blocks = scales.shape[1]
     scale, decoded = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
     decoded_bits = decoded.view(np.int32)
@@ -243,7 +263,7 @@ def decode_levels(
                 shift = np.int32(31 - k)
                 for j in range(CHUNK // 8):
                     sign = (np.int32(codes[row, j]) << shift) & _SIGN
-                    decoded_bits[k * (CHUNK // 8) + j] = scale_bits[k * (CHUNK // 8) + j] | sign
+                    decoded_bits[k * (CHUNK // 8) + j] = scale_bits[k * (CHUNK // 8) + j] ^ sign
         else:
             if bits == 2:
                 _unpack(codes, row, 2, index)
@@ -388,6 +408,7 @@ def select_sparse(
 
 @_compiled
 def settle_sparse(positions: Any, picked: Any, decoded: Any, state: Any, feedback: bool) -> None:
+    """Changes `state` where entries were sent: see `cpu.settle`."""
     for k in range(len(positions)):
         i = positions[k]
         if not feedback:
