@@ -47,7 +47,7 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(CODES, SIZES, st.booleans(), st.booleans(), st.integers(0, 999))
 def test_levels(engine, code, elements, feedback, odd, seed):
     values, state = numbers(elements, seed, odd=odd), numbers(elements, seed + 1)
@@ -75,7 +75,7 @@ def test_levels(engine, code, elements, feedback, odd, seed):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.booleans(), st.sampled_from([7, 64, 100]), SIZES, st.booleans(), st.integers(0, 999))
 def test_scaled(engine, fp8, block, elements, odd, seed):
     values = numbers(elements, seed, odd=odd)
@@ -91,7 +91,7 @@ def test_scaled(engine, fp8, block, elements, odd, seed):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(SIZES, st.sampled_from([0.001, 0.05, 0.5]), st.booleans(), st.booleans(), st.integers(0, 999))
 def test_sparse(engine, elements, fraction, feedback, odd, seed):
     values, state = numbers(elements, seed, odd=odd), numbers(elements, seed + 1)
