@@ -34,18 +34,18 @@ def run_fleet(
 
     def worker(number: int) -> None:
         address = Address(*layout.locate(number))
-        runtime = Runtime(
-            address=address,
-            layout=layout,
-            dc_names=dc_names,
-            make_site=lambda: sites[address.dc].member(address.worker),
-            wan=wan.port(address),
-            plans=FixedPlan(plan),
-            codecs=codecs or Codecs(),
-            chunks=chunks,
-            metrics=wan.metrics[address],
-        )
         try:
+            runtime = Runtime(
+                address=address,
+                layout=layout,
+                dc_names=dc_names,
+                make_site=lambda: sites[address.dc].member(address.worker),
+                wan=wan.port(address),
+                plans=FixedPlan(plan),
+                codecs=codecs or Codecs(),
+                chunks=chunks,
+                metrics=wan.metrics[address],
+            )
             results[number] = work(runtime)
             runtime.shutdown()
         except BaseException as error:

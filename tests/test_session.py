@@ -257,6 +257,37 @@ def test_bf16_on_the_wire_stays_close_to_exact(maker):
     assert any(not torch.equal(exact[n][k], short[n][k]) for n in range(3) for k in exact[n])
 
 
+@pytest.mark.parametrize(
+    ("spec", "tolerance"),
+    [
+        ("tokens=int8,weights=int8,gradients=int8", 0.05),
+        ("tokens=fp8,weights=delta-2bit,gradients=4bit", 0.2),
+        ("weights=delta-1bit,gradients=1bit", 0.3),
+        ("weights=delta-topk,gradients=topk:keep=0.1", 0.3),
+        ("dense=bf16", 0.05),
+    ],
+)
+@pytest.mark.parametrize("layout", [LAYOUT, Layout((2, 2))], ids=str)
+@pytest.mark.parametrize("maker", [lambda layout, e: domains(layout, e, (2,)), replicate_all], ids=["dcs", "all"])
+def test_light_codecs_train(maker, layout, spec, tolerance):
+    def work(runtime):
+        model, optimizer = build(runtime)
+        for step in range(6):
+            train(runtime, model, optimizer, step)
+        return everything(model)
+
+    exact = run_fleet(plan(maker, layout), work)
+    light = run_fleet(plan(maker, layout), work, codecs=Codecs.parse(spec))
+    for expected, found in zip(exact, light, strict=True):
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=0, atol=tolerance)
+
+
+def test_dense_gradients_are_summed_in_casts_only():
+    with pytest.raises(ConfigError, match="exact, fp32, bf16, not 1bit"):
+        run_fleet(plan(), lambda runtime: None, codecs=Codecs(dense="1bit"))
+
+
 @pytest.mark.parametrize("maker", [plain_ep, replicate_all])
 def test_two_backwards_without_zero_grad_add_up(maker):
     def work(runtime):

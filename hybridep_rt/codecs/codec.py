@@ -152,6 +152,9 @@ _CODECS: dict[str, _Entry] = {
 
 NAMES = tuple(_CODECS)
 
+CASTS = ("exact", "fp32", "bf16")
+"""Codecs that keep small whole numbers exact and remember nothing."""
+
 BLOCK = 64
 """Values of weights and gradients that share a scale in `int8`."""
 

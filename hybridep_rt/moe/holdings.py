@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from itertools import chain
+from itertools import chain, cycle
 
 import torch
 
 from hybridep_rt.codecs.buffers import as_bytes
-from hybridep_rt.codecs.codec import Codec, Codecs, make_codec
+from hybridep_rt.codecs.codec import Codec, Codecs, cut_frames, make_codec
 from hybridep_rt.errors import CodecError
 from hybridep_rt.moe.experts import Apply, weighted_sum
 from hybridep_rt.moe.tables import LayerTables
@@ -66,8 +66,14 @@ class Holdings:
             for e in tables.held
             if e not in parameters
         }
-        self._weight_codecs = self._streams(codecs.weights, {*parameters, *tables.held, *tables.gateway_of})
-        self._gradient_codecs = self._streams(codecs.gradients, {*parameters, *tables.gateway_of})
+        passing = {*tables.held, *tables.gateway_of, *chain.from_iterable(tables.weight_gather)}
+        self._weight_codecs = self._streams(codecs.weights, passing)
+        self._gradient_codecs = self._streams(codecs.gradients, tables.gateway_of)
+        self._return_codecs = {
+            (e, source): [make_codec(codecs.gradients) for _ in shapes]
+            for e, sources in tables.subscribers.items()
+            for source in sources
+        }
         self._copy_version = 0
         self._version = 0
         self._published: dict[int, list[Bytes]] = {}
@@ -198,13 +204,11 @@ class Holdings:
                 self._decode_weights(expert, memoryview(b"".join(arrived[expert])))
 
     def _split_weights(self, experts: Sequence[int], blob: memoryview) -> dict[int, Sequence[Bytes]]:
-        parts: dict[int, Sequence[Bytes]] = {}
-        start = 0
-        for expert in experts:
-            size = sum(self._wire_sizes(self._weight_codecs[expert]))
-            parts[expert] = [blob[start : start + size]]
-            start += size
-        return parts
+        """What a neighbour handed over: the payloads of several experts, tensor by tensor."""
+        codecs = [codec for e in experts for codec in self._weight_codecs[e]]
+        parts = self._cut(codecs, blob)
+        width = len(self._shapes)
+        return {e: parts[n * width : (n + 1) * width] for n, e in enumerate(experts)}
 
     def _decode_weights(self, expert: int, payload: memoryview) -> None:
         for codec, leaf, part in self._parts(self._weight_codecs[expert], self._leaves[expert], payload):
@@ -216,7 +220,7 @@ class Holdings:
         if message.counts == (0,):
             return None
         tensors = [torch.empty_like(parameter) for parameter in self._parameters[expert]]
-        for codec, tensor, part in self._parts(self._gradient_codecs[expert], tensors, message.payload):
+        for codec, tensor, part in self._parts(self._return_codecs[expert, source], tensors, message.payload):
             codec.decode(part, tensor.detach())
         return tensors
 
@@ -271,25 +275,15 @@ class Holdings:
 
     def _parts(
         self, codecs: Streams, tensors: Sequence[torch.Tensor], payload: memoryview
-    ) -> list[tuple[Codec, torch.Tensor, memoryview]]:
-        sizes = self._wire_sizes(codecs)
-        if payload.nbytes != sum(sizes):
-            raise CodecError(
-                f"layer {self._layer}: {payload.nbytes} bytes of an expert where {sum(sizes)} were expected"
-            )
-        parts, start = [], 0
-        for codec, tensor, size in zip(codecs, tensors, sizes, strict=True):
-            parts.append((codec, tensor, payload[start : start + size]))
-            start += size
-        return parts
+    ) -> Iterable[tuple[Codec, torch.Tensor, memoryview]]:
+        return zip(codecs, tensors, self._cut(codecs, payload), strict=True)
 
-    def _wire_sizes(self, codecs: Streams) -> list[int]:
-        return [
-            codec.wire_bytes(rows * columns, self._like.dtype)
-            for codec, (rows, columns) in zip(codecs, self._shapes, strict=True)
-        ]
+    def _cut(self, codecs: Streams, payload: memoryview) -> list[memoryview]:
+        """The payloads of the tensors of one expert or several, in order."""
+        sizes = cycle(rows * columns for rows, columns in self._shapes)
+        return cut_frames(payload, list(zip(codecs, sizes, strict=False)), self._like.dtype)
 
-    def _streams(self, name: str, experts: set[int]) -> dict[int, Streams]:
+    def _streams(self, name: str, experts: Iterable[int]) -> dict[int, Streams]:
         return {e: [make_codec(name) for _ in self._shapes] for e in experts}
 
     def _weights_at(self, version: int, expert: int) -> Position:

@@ -114,7 +114,7 @@ class MoELayer(nn.Module):
             runtime.site,
             runtime.wan,
             chunks=runtime.chunks,
-            codec=make_codec(runtime.codecs.tokens),
+            codec=make_codec(runtime.codecs.tokens, width=self.shape.hidden),
             device=like.device,
         )
 

@@ -6,18 +6,25 @@ from collections.abc import Sequence
 
 import torch
 
+from hybridep_rt.codecs.codec import Codec
 from hybridep_rt.protocol.messages import Traffic
 from hybridep_rt.protocol.position import Position
 from hybridep_rt.runtime.collectives import Collectives
 
 
 def average_gradients(
-    parameters: Sequence[torch.nn.Parameter], collectives: Collectives, position: Position, divisor: int, flag: bool
+    parameters: Sequence[torch.nn.Parameter],
+    collectives: Collectives,
+    position: Position,
+    divisor: int,
+    codec: Codec,
+    *,
+    flag: bool,
 ) -> bool:
     """Replace every `.grad` by the sum over all workers / `divisor`; return whether any worker's `flag` is set.
 
     A parameter that has no gradient at any worker keeps None; one that has it at some gets it at all. Presence and
-    the flag travel with the data, in one all-reduce per dtype.
+    the flag travel with the data, in one all-reduce per dtype, so `codec` has to keep small whole numbers exact.
     """
     flags = torch.tensor([flag, *(parameter.grad is not None for parameter in parameters)], dtype=torch.float64)
     by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {}
@@ -33,7 +40,7 @@ def average_gradients(
             flags.to(device=device, dtype=dtype) if number == 0 else flags.new_empty(0).to(device=device, dtype=dtype)
         )
         flat = torch.cat([head, *(_flat_gradient(parameter) for parameter in group)])
-        total = collectives.all_reduce(flat, position, traffic=Traffic.GRADIENTS)
+        total = collectives.all_reduce(flat, position, codec=codec, traffic=Traffic.GRADIENTS)
         if number == 0:
             any_flag = bool(total[0] > 0)
             present = (total[1 : len(flags)] > 0).tolist()

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from hybridep_rt.codecs.codec import Codecs, make_codec
+from hybridep_rt.codecs.codec import Codecs, bytes_per_element
 from hybridep_rt.errors import PlanError
 from hybridep_rt.planner.auto import make_plan
 from hybridep_rt.planner.economics import LayerShape, Workload
@@ -93,16 +93,13 @@ class TopologyPlan:
 
     def workload(self, shapes: Sequence[LayerShape], load: Load) -> Workload:
         """The planner's view of the model: bytes per element in the chosen codecs."""
-        token, weight, gradient = (
-            float(make_codec(name).wire_bytes(1, load.dtype))
-            for name in (self.codecs.tokens, self.codecs.weights, self.codecs.gradients)
-        )
+        codecs, hidden = self.codecs, shapes[0].hidden
         return Workload(
             layers=tuple(shapes),
             tokens_per_worker_per_step=load.tokens_per_step or 0,
-            token_bytes=token,
-            weight_bytes=weight,
-            gradient_bytes=gradient,
+            token_bytes=bytes_per_element(codecs.tokens, load.dtype, width=hidden),
+            weight_bytes=bytes_per_element(codecs.weights, load.dtype),
+            gradient_bytes=bytes_per_element(codecs.gradients, load.dtype),
             micro_batches=load.micro_batches,
             token_chunks=self.chunks,
             copy_bytes=2.0 * load.dtype.itemsize,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from hybridep_rt.codecs.codec import Codecs, make_codec
+from hybridep_rt.codecs.codec import CASTS, Codecs, make_codec
 from hybridep_rt.errors import ConfigError
 from hybridep_rt.metrics import Metrics
 from hybridep_rt.planner.economics import LayerShape
@@ -76,6 +76,8 @@ class Runtime:
     def __post_init__(self) -> None:
         if self.chunks < 1:
             raise ConfigError(f"chunks must be at least 1, not {self.chunks}")
+        if self.codecs.dense not in CASTS:
+            raise ConfigError(f"dense gradients are summed in {', '.join(CASTS)}, not {self.codecs.dense}")
         self.clock = Clock()
         self.plan: Plan | None = None
         self.found_nonfinite = False
@@ -264,8 +266,7 @@ class Runtime:
     @property
     def _collective(self) -> Collectives:
         if self._collectives is None:
-            codec = make_codec("exact")
-            self._collectives = Collectives(self.address, self.layout, self.site, self.wan, codec)
+            self._collectives = Collectives(self.address, self.layout, self.site, self.wan)
         return self._collectives
 
     @property
@@ -297,7 +298,7 @@ class Runtime:
         finite = all_finite(experts) and all_finite(self._dense)
         position = self.clock.collective()
         self.found_nonfinite = average_gradients(
-            self._dense, self._collective, position, self.world_size, flag=not finite
+            self._dense, self._collective, position, self.world_size, make_codec(self.codecs.dense), flag=not finite
         )
         if self.found_nonfinite and all_finite(experts) and all_finite(self._dense):
             self._poison()
