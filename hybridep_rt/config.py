@@ -9,10 +9,11 @@ from hybridep_rt.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds. The order heartbeat < silence < operation is checked, so that the nearest cause is reported first.
+    """Seconds. The ladder heartbeat < silence <= resume < operation is checked: the nearest cause is reported first.
 
     `rendezvous_s`: until all coordinators and workers have met. `handshake_s`: one connection's handshake.
     `heartbeat_s`: a quiet link sends a heartbeat this often. `silence_s`: a link that is quiet for so long is lost.
+    `resume_s`: a link between DCs whose connection was lost has so long to come back; then the run ends.
     `operation_s`: one wait for one peer inside a training step. `goodbye_s`: for an orderly end.
     """
 
@@ -20,6 +21,7 @@ class Timeouts:
     handshake_s: float = 10.0
     heartbeat_s: float = 1.0
     silence_s: float = 10.0
+    resume_s: float = 30.0
     operation_s: float = 300.0
     goodbye_s: float = 5.0
 
@@ -27,10 +29,10 @@ class Timeouts:
         for name in self.__dataclass_fields__:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"timeouts: {name} must be above 0, not {getattr(self, name)}")
-        if not self.heartbeat_s < self.silence_s < self.operation_s:
+        if not self.heartbeat_s < self.silence_s <= self.resume_s < self.operation_s:
             raise ConfigError(
-                "timeouts must be in the order heartbeat_s < silence_s < operation_s, "
-                f"not {self.heartbeat_s} < {self.silence_s} < {self.operation_s}"
+                "timeouts must be in the order heartbeat_s < silence_s <= resume_s < operation_s, "
+                f"not {self.heartbeat_s:g} < {self.silence_s:g} <= {self.resume_s:g} < {self.operation_s:g}"
             )
 
 
@@ -41,9 +43,11 @@ class Limits:
     `message_bytes`: one message. `metadata_bytes`: its header's metadata. `chunk_s`: a message is cut into chunks of
     this many seconds of the link's rate, and between two chunks a more urgent message may pass.
     `chunk_min_bytes`/`chunk_max_bytes` bound the chunk at very slow and very fast links.
-    `open_messages`: messages of one link whose first chunk is sent and the last is not. `backlog_bytes`: a coordinator
-    stops reading from a worker while more than so many of its bytes wait for other DCs. `strangers`: connections of one
-    listener that have not proved who they are yet.
+    `open_messages`: messages of one link whose first chunk is sent and the last is not. `window_bytes`: so many bytes
+    of one link's messages may wait at the receiving process (besides one message of each flow, which may always
+    travel: see `protocol.credits`). `flows`: flows of one link that may have messages waiting at the receiving process.
+    `unacked_bytes`: what a link between DCs keeps to send again. `strangers`: connections of one listener that have not
+    proved who they are yet.
     """
 
     message_bytes: int = 1 << 31
@@ -52,7 +56,9 @@ class Limits:
     chunk_min_bytes: int = 16 << 10
     chunk_max_bytes: int = 4 << 20
     open_messages: int = 64
-    backlog_bytes: int = 256 << 20
+    window_bytes: int = 256 << 20
+    flows: int = 1 << 16
+    unacked_bytes: int = 256 << 20
     strangers: int = 32
 
     def chunk_bytes(self, bandwidth_bytes_per_s: float) -> int:

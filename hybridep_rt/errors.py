@@ -13,6 +13,7 @@ HybridEPError
 │   └── ConnectionLost                     .peer
 ├── DeadlineExceeded (also TimeoutError)   .peer .operation .layer .bytes_outstanding .waited_s
 ├── PeerLost                               .peer .reason
+│   └── PeerRestarted                      it came back without its state
 ├── PositionMismatch                       .mine .theirs .peer
 └── CodecError
 """
@@ -31,6 +32,7 @@ __all__ = [
     "HybridEPError",
     "LocalProtocolError",
     "PeerLost",
+    "PeerRestarted",
     "PlanError",
     "PositionMismatch",
     "ProtocolError",
@@ -115,6 +117,10 @@ class PeerLost(HybridEPError):
         super().__init__(f"{peer}: {reason}")
         self.peer = peer
         self.reason = reason
+
+
+class PeerRestarted(PeerLost):
+    """One end of a link between DCs came back as a new process: what it had received and queued is lost."""
 
 
 class PositionMismatch(HybridEPError):

@@ -27,6 +27,28 @@ class Snapshot:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """How one link is, and totals since its start. Payload bytes; `queued_bytes` is by the name of the class."""
+
+    is_up: bool
+    connections: int
+    rtt_s: float | None
+    sent_bytes: int
+    received_bytes: int
+    sent_bytes_per_s: float
+    received_bytes_per_s: float
+    """Over the last second or more."""
+    retransmitted_bytes: int
+    unacked_bytes: int
+    queued_bytes: dict[str, int]
+    peer_holds_bytes: int
+    """What the peer has not dealt with, of `window_bytes`."""
+    window_bytes: int
+    credit_stalls: int
+    last_failure: str
+
+
 class Metrics:
     """Thread-safe counters; the runtime's threads add, anyone takes a snapshot."""
 

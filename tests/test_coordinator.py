@@ -33,12 +33,15 @@ from hybridep_rt.protocol.messages import Traffic
 from hybridep_rt.protocol.position import Phase, Position
 from hybridep_rt.runtime.coordinator import CoordinatorConfig, run_coordinator
 from hybridep_rt.transport.listeners import Listeners, open_listeners
+from hybridep_rt.transport.tls import Tls
 from hybridep_rt.transport.worker_link import WorkerLink
 from topology import Datacenter, Host, Link, LinkTable, Topology
 
 AT = Position(3, 0, 1, Phase.DISPATCH)
 TOKEN = bytes(range(32))
-TIMEOUTS = Timeouts(rendezvous_s=10, handshake_s=5, heartbeat_s=0.5, silence_s=5, operation_s=20, goodbye_s=3)
+TIMEOUTS = Timeouts(
+    rendezvous_s=10, handshake_s=5, heartbeat_s=0.5, silence_s=5, resume_s=6, operation_s=20, goodbye_s=3
+)
 
 
 def make_topology(workers: tuple[int, ...], cluster: str = "test") -> Topology:
@@ -54,6 +57,8 @@ class JobUnderTest:
     folder: Path
     timeouts: Timeouts = TIMEOUTS
     limits: Limits = field(default_factory=Limits)
+    tls: dict[int, Tls] = field(default_factory=dict)
+    status: bool = False
     listeners: list[Listeners] = field(default_factory=list)
     outcomes: dict[int, HybridEPError | None] = field(default_factory=dict)
     threads: list[threading.Thread] = field(default_factory=list)
@@ -72,7 +77,16 @@ class JobUnderTest:
         known = {dc: each.wan_address for dc, each in enumerate(self.listeners) if each.wan_address is not None}
         peers = known if peers is None else peers
         for dc in dcs:
-            config = CoordinatorConfig(topology or self.topology, dc, token, 0, self.timeouts, self.limits)
+            config = CoordinatorConfig(
+                topology or self.topology,
+                dc,
+                token,
+                0,
+                self.timeouts,
+                self.limits,
+                self.tls.get(dc),
+                f"{self.folder}/{dc}-status" if self.status else None,
+            )
             others = {peer: where for peer, where in peers.items() if peer != dc}
             thread = threading.Thread(target=self._run, args=(dc, config, others), daemon=True)
             thread.start()
@@ -234,7 +248,9 @@ def test_a_worker_that_fails_says_why_in_one_line(
 
 
 def test_a_dc_that_never_comes_is_named_with_the_last_refused_attempt(job: Callable[..., JobUnderTest]) -> None:
-    timeouts = Timeouts(rendezvous_s=1.5, handshake_s=1, heartbeat_s=0.5, silence_s=5, operation_s=20, goodbye_s=1)
+    timeouts = Timeouts(
+        rendezvous_s=1.5, handshake_s=1, heartbeat_s=0.5, silence_s=5, resume_s=6, operation_s=20, goodbye_s=1
+    )
     this = job(1, 1, timeouts=timeouts)
     this.start(0)
     with ThreadPoolExecutor(1) as pool:
@@ -274,7 +290,9 @@ def test_a_second_worker_of_the_same_number_is_refused(job: Callable[..., JobUnd
 
 
 def test_another_topology_is_refused(job: Callable[..., JobUnderTest]) -> None:
-    timeouts = Timeouts(rendezvous_s=1, handshake_s=1, heartbeat_s=0.5, silence_s=5, operation_s=20, goodbye_s=1)
+    timeouts = Timeouts(
+        rendezvous_s=1, handshake_s=1, heartbeat_s=0.5, silence_s=5, resume_s=6, operation_s=20, goodbye_s=1
+    )
     this = job(1, 1, timeouts=timeouts)
     this.start(0)
     this.start(1, topology=make_topology((1, 2)))
@@ -284,7 +302,9 @@ def test_another_topology_is_refused(job: Callable[..., JobUnderTest]) -> None:
 
 
 def test_strangers_do_not_disturb_the_job(job: Callable[..., JobUnderTest]) -> None:
-    timeouts = Timeouts(rendezvous_s=10, handshake_s=0.5, heartbeat_s=0.2, silence_s=5, operation_s=20, goodbye_s=2)
+    timeouts = Timeouts(
+        rendezvous_s=10, handshake_s=0.5, heartbeat_s=0.2, silence_s=5, resume_s=6, operation_s=20, goodbye_s=2
+    )
     this = job(1, 1, timeouts=timeouts, limits=Limits(strangers=2))
     here, far = Address(0, 0), Address(1, 0)
     with running(this) as links, ExitStack() as strangers:
@@ -340,7 +360,7 @@ def test_a_coordinator_that_dies_is_named_to_its_workers_and_to_the_other_dc(tmp
 
 
 def test_a_worker_far_ahead_of_the_wan_is_held_back_and_loses_nothing(job: Callable[..., JobUnderTest]) -> None:
-    this = job(1, 1, limits=Limits(backlog_bytes=100_000))
+    this = job(1, 1, limits=Limits(window_bytes=100_000))
     here, far = Address(0, 0), Address(1, 0)
     with running(this) as links:
         for number in range(60):

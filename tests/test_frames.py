@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,15 +13,17 @@ from hypothesis import strategies as st
 from hybridep_rt.config import Limits
 from hybridep_rt.errors import LocalProtocolError, RemoteProtocolError
 from hybridep_rt.protocol.address import Address
+from hybridep_rt.protocol.assembly import Assembly
+from hybridep_rt.protocol.decoder import FrameDecoder
 from hybridep_rt.protocol.envelope import Envelope, decode_envelope, encode_envelope
 from hybridep_rt.protocol.frames import (
     FIRST,
     HEADER_BYTES,
     LAST,
+    UNNUMBERED,
     Arrived,
     Control,
     Frame,
-    FrameDecoder,
     Kind,
     control_frame,
     encode_frame,
@@ -41,7 +44,12 @@ def chunk(message_id: int, flags: int, body: bytes, total: int, metadata: bytes 
 
 
 def to_bytes(*frames: Frame) -> bytes:
-    return b"".join(encode_frame(frame, sequence) + b"".join(frame.payload) for sequence, frame in enumerate(frames))
+    parts, sequence = [], 0
+    for frame in frames:
+        unnumbered = frame.kind in UNNUMBERED
+        parts += [encode_frame(frame, 0 if unnumbered else sequence), *frame.payload]
+        sequence += not unnumbered
+    return b"".join(parts)
 
 
 def decoder() -> FrameDecoder:
@@ -142,7 +150,7 @@ def test_the_rest_of_a_large_payload_goes_straight_into_the_message() -> None:
         ([control_frame(Kind.HELLO, bytes(2049))], "bytes of metadata"),
         ([control_frame(Kind.HELLO, b"")], "not msgpack"),
         ([control_frame(Kind.HELLO, pack_fields())._replace(total_bytes=1)], "with a payload"),
-        ([chunk(0, FIRST, b"", 3)._replace(kind=12)], "unknown kind"),
+        ([chunk(0, FIRST, b"", 3)._replace(kind=99)], "unknown kind"),
         ([chunk(0, FIRST, b"", 3)._replace(traffic=5)], "unknown kind"),
     ],
 )
@@ -159,12 +167,40 @@ def test_before_the_handshake_no_message_is_accepted() -> None:
         FrameDecoder(LIMITS).feed(to_bytes(chunk(0, FIRST | LAST, b"abc", 3)))
 
 
-def test_a_lost_or_repeated_frame_is_noticed() -> None:
-    frame = encode_frame(control_frame(Kind.HEARTBEAT, pack_fields()), 0)
-    with pytest.raises(RemoteProtocolError, match="frame 0 arrived where 1 was due"):
-        decoder().feed(frame + frame)
+def test_a_lost_frame_is_noticed() -> None:
+    with pytest.raises(RemoteProtocolError, match="frame 1 arrived where 0 was due"):
+        decoder().feed(encode_frame(control_frame(Kind.READY, pack_fields()), 1))
     with pytest.raises(RemoteProtocolError, match="frame 1 arrived where 0 was due"):
         decoder().feed(encode_frame(control_frame(Kind.HEARTBEAT, pack_fields()), 1))
+
+
+def test_a_repeated_frame_is_skipped() -> None:
+    data = to_bytes(*INTERLEAVED)
+    each = decoder()
+    events = each.feed(data) + each.feed(data)
+    assert summary(events) == [Kind.HEARTBEAT, b"", b"XY", b"abcdefgh", Kind.HEARTBEAT]
+
+
+def test_a_message_goes_on_over_another_connection_from_any_cut() -> None:
+    frames = [frame for frame in INTERLEAVED if frame.kind not in UNNUMBERED]
+    data = to_bytes(*frames)
+    for cut in range(len(data) + 1):
+        assembly, first, second = Assembly(LIMITS), FrameDecoder(LIMITS), FrameDecoder(LIMITS)
+        first.allow_messages(assembly)
+        events = first.feed(data[:cut])
+        second.allow_messages(assembly)
+        again = to_bytes(*frames[: assembly.received])
+        events += second.feed(data[len(again) :])
+        assert summary(events) == [b"", b"XY", b"abcdefgh"]
+
+
+def test_a_message_beyond_its_credit_is_refused() -> None:
+    each = FrameDecoder(replace(LIMITS, window_bytes=4000))
+    each.allow_messages()
+    frames = [chunk(number, FIRST | LAST, bytes(900), 900) for number in range(3)]
+    assert len(each.feed(to_bytes(*frames[:2]))) == 2
+    with pytest.raises(RemoteProtocolError, match="beyond its credit of 4000 bytes"):
+        each.feed(to_bytes(*frames)[len(to_bytes(*frames[:2])) :])
 
 
 def test_another_version_and_damaged_headers_are_refused() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridep_rt.config import Timeouts
-from hybridep_rt.errors import ConnectionLost, HandshakeRefused, RemoteProtocolError
+from hybridep_rt.errors import ConnectionLost, HandshakeRefused, PeerRestarted, RemoteProtocolError
 from hybridep_rt.protocol.address import COORDINATOR, Address
 from hybridep_rt.protocol.envelope import unpack
 from hybridep_rt.protocol.frames import Control, Kind, pack_fields
@@ -42,14 +42,14 @@ HELLO: dict[str, Any] = {
     "worker": -1,
     "nonce": bytes(32),
 }
-TIMEOUTS = Timeouts(handshake_s=10, heartbeat_s=1, silence_s=5, operation_s=100)
+TIMEOUTS = Timeouts(handshake_s=10, heartbeat_s=1, silence_s=5, resume_s=5, operation_s=100)
 
 
 def dialler(job: Job = JOB, me: Address = B) -> LinkMachine:
     return LinkMachine(me, job, TIMEOUTS, b"d" * 32, 100.0, peer=A, peer_name="DC a")
 
 
-def acceptor(job: Job = JOB, admit: Admit = lambda address: None) -> LinkMachine:
+def acceptor(job: Job = JOB, admit: Admit = lambda address, standing: None) -> LinkMachine:
     return LinkMachine(A, job, TIMEOUTS, b"a" * 32, 100.0, admit=admit)
 
 
@@ -113,14 +113,16 @@ def test_jobs_that_do_not_belong_together(job: Job, reason: str) -> None:
 
 
 def test_admission_has_the_last_word() -> None:
-    left, right = carry(dialler(), acceptor(admit=lambda address: Refusal(Code.CONNECTED, "already connected")))
+    left, right = carry(
+        dialler(), acceptor(admit=lambda address, standing: Refusal(Code.CONNECTED, "already connected"))
+    )
     assert refusal_of(left) == refusal_of(right) == "already connected"
 
 
 def test_a_stranger_without_the_token_learns_nothing_about_the_topology() -> None:
     asked: list[Address] = []
     stranger = dialler(replace(JOB, run_token=b"u" * 32, digest="x"))
-    carry(stranger, acceptor(admit=lambda address: asked.append(address)))
+    carry(stranger, acceptor(admit=lambda address, standing: asked.append(address)))
     assert asked == []
 
 
@@ -156,7 +158,7 @@ def test_a_proof_cannot_be_replayed_to_another_nonce() -> None:
 def test_another_protocol_version_is_told_so() -> None:
     hello = HELLO | {"version": PROTOCOL_VERSION + 1}
     commands = acceptor().control_received(control(Kind.HELLO, pack_fields(**hello)))
-    assert refusal_of(commands[1:]) == "protocol version differs: 2 there, 1 here"
+    assert refusal_of(commands[1:]) == "protocol version differs: 3 there, 2 here"
 
 
 @pytest.mark.parametrize(
@@ -212,19 +214,71 @@ def test_a_slow_handshake_ends() -> None:
     assert machine.ended() == []
 
 
-def test_a_quiet_link_sends_heartbeats_and_a_silent_one_is_lost() -> None:
+def test_an_open_link_sends_heartbeats_and_a_silent_one_is_lost() -> None:
     left, _ = opened()
     left.bytes_received(103.0)
-    left.bytes_sent(103.0)
-    assert left.get_timer() == 104.0
-    assert left.handle_timer(104.0) == [Send(Kind.HEARTBEAT, pack_fields())]
+    assert left.handle_timer(104.0) == [Send(Kind.HEARTBEAT, pack_fields(at=104.0, echo=None, held=0.0))]
     assert left.get_timer() == 105.0
-    left.bytes_sent(107.5)
+    assert left.handle_timer(104.9) == []
+    left.handle_timer(107.5)
     assert left.get_timer() == 108.0
     [closed] = left.handle_timer(108.0)
     assert isinstance(closed, Closed)
     assert isinstance(closed.error, ConnectionLost)
     assert closed.error.reason == "silent for 5 s"
+
+
+def test_heartbeats_measure_the_round_trip_of_clocks_that_differ() -> None:
+    left, right = opened()
+    [sent] = left.handle_timer(101.0)
+    assert isinstance(sent, Send)
+    right.bytes_received(5000.02)
+    right.control_received(control(sent.kind, sent.metadata))
+    [answer] = right.handle_timer(5000.5)
+    assert isinstance(answer, Send)
+    left.bytes_received(101.53)
+    left.control_received(control(answer.kind, answer.metadata))
+    assert left.rtt_s == pytest.approx(0.05)
+    assert right.rtt_s is None
+
+
+@pytest.mark.parametrize("fields", [{"at": "x"}, {"at": float("nan")}, {"echo": 1}, {"held": float("inf")}])
+def test_a_malformed_heartbeat(fields: dict[str, Any]) -> None:
+    with pytest.raises(RemoteProtocolError, match="seconds"):
+        opened()[0].control_received(control(Kind.HEARTBEAT, pack_fields(**fields)))
+
+
+def test_standings_are_exchanged_and_proved() -> None:
+    asked: list[bytes] = []
+
+    def admit(address: Address, standing: bytes) -> None:
+        asked.append(standing)
+
+    left = LinkMachine(B, JOB, TIMEOUTS, b"d" * 32, 100.0, peer=A, admit=admit, standing=lambda address: b"left")
+    right = LinkMachine(A, JOB, TIMEOUTS, b"a" * 32, 100.0, admit=admit, standing=lambda address: b"right")
+    assert carry(left, right) == ([Opened(A, b"right")], [Opened(B, b"left")])
+    assert asked == [b"left", b"right"]
+
+
+def test_a_changed_standing_is_noticed() -> None:
+    left, right = dialler(), acceptor()
+    [hello] = left.start()
+    assert isinstance(hello, Send)
+    [challenge] = right.control_received(control(hello.kind, hello.metadata))
+    assert isinstance(challenge, Send)
+    [proof] = left.control_received(control(challenge.kind, challenge.metadata))
+    assert isinstance(proof, Send)
+    fields = unpack(proof.metadata) | {"standing": b"forged"}
+    assert refusal_of(right.control_received(control(Kind.PROOF, pack_fields(**fields)))[1:]) == "run token differs"
+
+
+def test_restarted_and_superseded_are_told_by_type() -> None:
+    for code, kind in ((Code.RESTARTED, PeerRestarted), (Code.SUPERSEDED, ConnectionLost)):
+        refusal = Refusal(code, "reason")
+        told = carry(dialler(), acceptor(admit=lambda address, standing, refusal=refusal: refusal))  # type: ignore[misc]
+        for [closed] in told:
+            assert isinstance(closed, Closed)
+            assert type(closed.error) is kind
 
 
 def test_heartbeats_are_not_passed_on_and_notices_are() -> None:

@@ -51,12 +51,12 @@ def test_workers_start_when_everyone_is_there() -> None:
 def test_who_may_join_where() -> None:
     new = membership()
     assert new.admit_worker(B0) is None
+    assert new.admit_site(SITE_A) is None
     assert new.admit_site(SITE_C) is None
     for refusal in (
         new.admit_worker(A0),
         new.admit_worker(Address(1, 2)),
         new.admit_worker(SITE_C),
-        new.admit_site(SITE_A),
         new.admit_site(Address(1, COORDINATOR)),
         new.admit_site(C0),
     ):

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from hybridep_rt.config import Limits
 from hybridep_rt.protocol.address import Address
+from hybridep_rt.protocol.credits import Credits
+from hybridep_rt.protocol.decoder import FrameDecoder
 from hybridep_rt.protocol.envelope import Envelope, encode_envelope
-from hybridep_rt.protocol.frames import HEADER_BYTES, Arrived, FrameDecoder, Kind, encode_frame, pack_fields
+from hybridep_rt.protocol.frames import HEADER_BYTES, Arrived, Kind, encode_frame, pack_fields
 from hybridep_rt.protocol.messages import Traffic
 from hybridep_rt.protocol.position import Phase, Position
 from hybridep_rt.protocol.scheduler import GUARANTEE, Outgoing, SendScheduler
@@ -31,7 +33,7 @@ def message(
 
 
 def scheduler(*messages: Outgoing, open_messages: int = 64) -> SendScheduler:
-    new = SendScheduler(CHUNK, open_messages)
+    new = SendScheduler(CHUNK, open_messages, Credits(1 << 30, 100))
     for each in messages:
         new.push(each)
     return new
@@ -97,11 +99,11 @@ def test_flags_metadata_and_completion() -> None:
 
 def test_queued_bytes_counts_down() -> None:
     queue = scheduler(message(b"abcdef"), message(b"xy"))
-    assert queue.queued_bytes == 8
+    assert queue.queued_bytes[Traffic.TOKENS] == 8
     drain(queue, 1)
-    assert queue.queued_bytes == 4
+    assert queue.queued_bytes[Traffic.TOKENS] == 4
     queue.drop_messages()
-    assert queue.queued_bytes == 0
+    assert not any(queue.queued_bytes.values())
     assert not queue
 
 
@@ -148,6 +150,24 @@ def test_only_so_many_messages_are_open() -> None:
     assert drain(queue) == ["0", "1111", "1111", "3333"]
 
 
+def test_a_message_that_may_not_begin_steps_aside_until_a_receipt() -> None:
+    queue = SendScheduler(CHUNK, 64, Credits(3000, 100))
+    for body in (b"1aaa", b"2aaa", b"3aaa"):
+        queue.push(message(body, channel="x"))
+    queue.push(message(b"othr", Traffic.USER, channel="y"))
+    # The window takes two; nothing of the other flow waits, so it may go although there is no room.
+    assert drain(queue, 3) == ["1aaa", "2aaa", "othr"]
+    assert queue
+    assert not queue.ready()
+    assert queue.next_frame() is None
+    queue.push_control(Kind.HEARTBEAT, pack_fields())
+    assert drain(queue, 1) == ["HEARTBEAT"]
+    queue.done([0])
+    assert queue.next_frame() is None  # two still wait: the other flow's counts too
+    queue.done([1])
+    assert drain(queue) == ["3aaa"]
+
+
 messages = st.lists(
     st.builds(
         message,
@@ -166,7 +186,7 @@ messages = st.lists(
 def test_everything_arrives_whole_and_in_order_per_channel(
     rounds: list[tuple[list[Outgoing], int]], open_messages: int
 ) -> None:
-    queue = SendScheduler(CHUNK, open_messages)
+    queue = SendScheduler(CHUNK, open_messages, Credits(1 << 30, 100))
     decoder = FrameDecoder(Limits(open_messages=open_messages))
     decoder.allow_messages()
     expected, received, sequence = defaultdict(list), defaultdict(list), 0
@@ -183,4 +203,4 @@ def test_everything_arrives_whole_and_in_order_per_channel(
                 received[got.source, got.to, got.channel].append(bytes(got.payload))
             sequence, sends = sequence + 1, sends - 1
     assert received == expected
-    assert queue.queued_bytes == 0
+    assert not any(queue.queued_bytes.values())

@@ -37,6 +37,7 @@ class Host:
 class Datacenter:
     """One site. `wan` is where peers reach its coordinator, `listen` where the coordinator binds if that differs.
 
+    `reachable`: may peers open connections to it? If not, it dials them.
     `uplink_bytes_per_s` and `downlink_bytes_per_s` bound the sum over all peers; None where only the links bound it.
     """
 
@@ -46,6 +47,7 @@ class Datacenter:
     listen: tuple[str, int] | None = None
     uplink_bytes_per_s: float | None = None
     downlink_bytes_per_s: float | None = None
+    reachable: bool = True
 
     @property
     def workers(self) -> int:
@@ -121,6 +123,7 @@ class Topology:
     """Where everything is. `links` holds every ordered pair of DC numbers; `levels` is None where the tree is uneven.
 
     `emulate`: coordinators emulate each link's rate and delay. `insecure`: no TLS between coordinators.
+    `tls_folder`: where certificates and keys are. `congestion`: TCP congestion control between DCs, "" for the default.
     `emulate_compute_flops_per_s`: kernels are replaced by waits, at this rate. `source`: the file it came from.
     Raises TopologyError when the parts contradict each other.
     """
@@ -132,6 +135,8 @@ class Topology:
     emulate: bool = False
     insecure: bool = False
     emulate_compute_flops_per_s: float | None = None
+    tls_folder: str | None = None
+    congestion: str = ""
     source: str = "<memory>"
 
     def __post_init__(self) -> None:
@@ -144,6 +149,9 @@ class Topology:
         for dc in self.datacenters:
             if not dc.hosts or min(host.workers for host in dc.hosts) < 1:
                 raise TopologyError(f"{self.source}: DC {dc.name!r}: every host needs at least one worker")
+        hidden = [dc.name for dc in self.datacenters if not dc.reachable]
+        if len(hidden) > 1:
+            raise TopologyError(f"{self.source}: neither {hidden[0]!r} nor {hidden[1]!r} is reachable by the other")
         if not isinstance(self.links, LinkTable):
             object.__setattr__(self, "links", LinkTable(len(self.datacenters), self.links))
         if self.scaling is not None:
@@ -188,7 +196,8 @@ class Topology:
     def _agreed(self) -> dict[str, Any]:
         assert isinstance(self.links, LinkTable)
         common = self.links.common
-        return {
+        hidden = [dc.name for dc in self.datacenters if not dc.reachable]
+        return ({"unreachable": hidden} if hidden else {}) | {
             "cluster": self.cluster,
             "datacenters": [
                 [dc.name, dc.workers, dc.uplink_bytes_per_s, dc.downlink_bytes_per_s] for dc in self.datacenters

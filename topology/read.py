@@ -29,9 +29,12 @@ The explicit form names its datacenters, which may be uneven, and the link of ev
       datacenter: {node_bandwidth: 10 GB/s, worker_bandwidth: 300 GB/s}   # between hosts, and inside a host
 
 `wan` is where peers reach a DC's coordinator; `listen` where it binds, if that differs (NAT). `uplink` and `downlink`
-bound a DC's sum over all peers. Both forms know `emulate: true` (coordinators emulate each link's rate and delay),
-`emulate_compute: 50 TFLOP/s` (kernels are replaced by waits) and `insecure: true` (no TLS between coordinators). If all
-DCs and hosts are alike, the explicit form is symmetric too. Every quantity has a unit. Unknown keys are errors.
+bound a DC's sum over all peers. `reachable: false` says that nobody can open connections to a DC: it only dials.
+
+Both forms know `emulate: true` (coordinators emulate each link's rate and delay), `emulate_compute: 50 TFLOP/s`
+(kernels are replaced by waits), `tls: {folder: certs}` (certificates and keys of the links between DCs), `congestion:
+bbr` (TCP congestion control between DCs) and `insecure: true` (no TLS between coordinators). If all DCs and hosts are
+alike, the explicit form is symmetric too. Every quantity has a unit. Unknown keys are errors.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from topology import read_levels, read_sites
-from topology.document import read
+from topology.document import Item, read
 from topology.model import Topology
 from topology.read_fields import flops
 
@@ -62,5 +65,11 @@ def parse(text: str, source: str = "<text>") -> Topology:
         reader(fields, cluster=fields["cluster"].name(), source=source),
         emulate="emulate" in fields and fields["emulate"].flag(),
         insecure="insecure" in fields and fields["insecure"].flag(),
+        tls_folder=_folder(fields["tls"]) if "tls" in fields else None,
+        congestion=fields["congestion"].name() if "congestion" in fields else "",
         emulate_compute_flops_per_s=flops(fields["emulate_compute"]) if "emulate_compute" in fields else None,
     )
+
+
+def _folder(item: Item) -> str:
+    return item.fields(("folder",), ("folder",))["folder"].text("the path of a folder")

@@ -10,6 +10,7 @@ from topology.units import FLOPS, RATE, SHARE, SIZE, TIME
 
 DATACENTERS_MAX = 4096
 WORKERS_MAX = 1 << 20
+COMMON_KEYS = ("emulate", "emulate_compute", "insecure", "tls", "congestion")
 LINK_KEYS = ("bandwidth", "rtt", "jitter", "loss", "queue")
 HOST_KEYS = ("name", "address", "workers")
 

@@ -9,9 +9,19 @@ from string import ascii_lowercase
 
 from topology.document import Item
 from topology.model import Datacenter, Host, Level, Link, LinkTable, Topology, some
-from topology.read_fields import DATACENTERS_MAX, WORKERS_MAX, check_wan, hosts_here, link, rate, time, unique_hosts
+from topology.read_fields import (
+    COMMON_KEYS,
+    DATACENTERS_MAX,
+    WORKERS_MAX,
+    check_wan,
+    hosts_here,
+    link,
+    rate,
+    time,
+    unique_hosts,
+)
 
-KEYS = ("cluster", "levels", "hosts", "wan", "listen", "emulate", "emulate_compute", "insecure")
+KEYS = ("cluster", "levels", "hosts", "wan", "listen", *COMMON_KEYS)
 LEVELS_MAX = 8
 _LEVEL_KEYS = ("name", "count", "bandwidth", "latency")
 _WAN_KEYS = (*_LEVEL_KEYS, "jitter", "loss", "queue")

@@ -10,6 +10,7 @@ from topology.document import Item
 from topology.errors import shown
 from topology.model import Datacenter, Host, Level, Link, LinkTable, Topology, some
 from topology.read_fields import (
+    COMMON_KEYS,
     DATACENTERS_MAX,
     HOST_KEYS,
     LINK_KEYS,
@@ -22,11 +23,11 @@ from topology.read_fields import (
     unique_hosts,
 )
 
-KEYS = ("cluster", "datacenters", "links", "defaults", "emulate", "emulate_compute", "insecure")
+KEYS = ("cluster", "datacenters", "links", "defaults", *COMMON_KEYS)
 # The inside of a DC where the file says nothing about it: a 100 Gbit/s network, less its headers.
 ASSUMED_INSIDE = Link(10e9, 20e-6)
 _DEFAULTS = ("uplink", "downlink", "node_bandwidth", "node_latency", "worker_bandwidth", "worker_latency")
-_DC_KEYS = ("hosts", "workers", "wan", "listen", *_DEFAULTS)
+_DC_KEYS = ("hosts", "workers", "wan", "listen", "reachable", *_DEFAULTS)
 _PAIR = re.compile(r"\s*(\S+?)\s*(<->|->)\s*(\S+?)\s*")
 _ARROWS = "'a -> b' or 'a <-> b'"
 
@@ -87,6 +88,7 @@ def _site(name: str, item: Item, fields: Mapping[str, Item]) -> _Site:
         fields["listen"].address() if "listen" in fields else None,
         rate(fields["uplink"]) if "uplink" in fields else None,
         rate(fields["downlink"]) if "downlink" in fields else None,
+        fields["reachable"].flag() if "reachable" in fields else True,
     )
     return _Site(datacenter, _inside(fields, "node"), _inside(fields, "worker"))
 

@@ -3,29 +3,31 @@
     dialler                         acceptor
     HELLO  who, job, nonce      ->
                                 <-  CHALLENGE  who, nonce        (or REFUSE code, text)
-    PROOF  HMAC(token, both)    ->
-                                <-  WELCOME  HMAC(token, both)   (or REFUSE code, text)
+    PROOF  standing, HMAC(token, both, standing)   ->
+                                <-  WELCOME  standing, HMAC(token, both, standing)   (or REFUSE code, text)
 
 "Both" are the bytes of HELLO and CHALLENGE, so a proof holds for this pair of identities and nonces only; the run token
-itself never travels. The dialler proves first: a stranger gets nothing to work on. After WELCOME both sides send
-heartbeats while quiet; any byte from the peer counts as a sign of life.
+itself never travels. The dialler proves first: a stranger gets nothing to work on. The standing says where the sender's
+end of the session is (see `session`). After WELCOME both sides send heartbeats, which also measure the round trip; any
+byte from the peer counts as a sign of life.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, TypeAlias
 
 from hybridep_rt.config import Timeouts
-from hybridep_rt.errors import ConnectionLost, HandshakeRefused, HybridEPError, RemoteProtocolError
+from hybridep_rt.errors import ConnectionLost, HandshakeRefused, HybridEPError, PeerRestarted, RemoteProtocolError
 from hybridep_rt.protocol.address import COORDINATOR, Address
 from hybridep_rt.protocol.frames import Control, Kind, pack_fields
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 NONCE_BYTES = 32
 REASON_CHARACTERS = 500
 _INDEX_END = 1 << 20
@@ -51,6 +53,8 @@ class Code(IntEnum):
     EPOCH = 5
     ROLE = 6
     CONNECTED = 7
+    RESTARTED = 8
+    SUPERSEDED = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +86,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Both sides have proved who they are; `peer` is the other one."""
+    """Both sides have proved who they are; `peer` is the other one, and `standing` says where its session is."""
 
     peer: Address
+    standing: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +108,16 @@ class Closed:
 
 
 Command: TypeAlias = Send | Opened | Notice | Closed
-Admit: TypeAlias = Callable[[Address], Refusal | None]
+Admit: TypeAlias = Callable[[Address, bytes], Refusal | None]
+"""Decides about a peer that has proved its address and its standing."""
 
 
 class LinkMachine:
     """Control frames, time and the end of the connection in; commands out.
 
-    `peer` is the address a dialler wants to reach, None on the accepting side; there `admit` decides about an address
-    that has proved itself. `peer_name` is for error messages. `nonce`: `NONCE_BYTES` fresh random bytes.
+    `peer` is the address a dialler wants to reach, None on the accepting side. `admit` decides about a peer that has
+    proved itself; `standing` gives what to tell it. `peer_name` is for error messages. `nonce`: `NONCE_BYTES` fresh
+    random bytes. `rtt_s`: the last round trip measured, None before the first.
     """
 
     def __init__(
@@ -123,7 +130,8 @@ class LinkMachine:
         *,
         peer: Address | None = None,
         peer_name: str = "a stranger",
-        admit: Admit = lambda address: None,
+        admit: Admit = lambda address, standing: None,
+        standing: Callable[[Address], bytes] = lambda address: b"",
     ) -> None:
         self.state = State.EXPECT_HELLO if peer is None else State.EXPECT_CHALLENGE
         self.peer = peer
@@ -133,10 +141,13 @@ class LinkMachine:
         self._timeouts = timeouts
         self._nonce = nonce
         self._admit = admit
+        self._standing = standing
         self._hello = b"" if peer is None else self._introduction()
         self._challenge = b""
         self._deadline = now + timeouts.handshake_s
-        self._heard_at = self._sent_at = now
+        self._heard_at = self._beat_at = now
+        self._last_beat: tuple[float, float] | None = None
+        self.rtt_s: float | None = None
         self._goodbye = False
         self._theirs = ("", 0)
 
@@ -147,10 +158,6 @@ class LinkMachine:
     def bytes_received(self, now: float) -> None:
         """Some bytes came from the peer."""
         self._heard_at = now
-
-    def bytes_sent(self, now: float) -> None:
-        """Some bytes were given to the connection."""
-        self._sent_at = now
 
     def say_goodbye(self) -> None:
         """The owner has queued its goodbye: the connection may end from now on."""
@@ -181,7 +188,7 @@ class LinkMachine:
         """When `handle_timer` has to be called next."""
         if self.state is not State.OPEN:
             return self._deadline
-        return min(self._sent_at + self._timeouts.heartbeat_s, self._heard_at + self._timeouts.silence_s)
+        return min(self._beat_at + self._timeouts.heartbeat_s, self._heard_at + self._timeouts.silence_s)
 
     def handle_timer(self, now: float) -> list[Command]:
         """Time passed."""
@@ -191,8 +198,9 @@ class LinkMachine:
             return self._close(f"no handshake within {self._timeouts.handshake_s:g} s")
         if now >= self._heard_at + self._timeouts.silence_s:
             return self._close(f"silent for {self._timeouts.silence_s:g} s")
-        self._sent_at = now
-        return [Send(Kind.HEARTBEAT, pack_fields())]
+        self._beat_at = now
+        their_at, heard_at = self._last_beat or (None, now)
+        return [Send(Kind.HEARTBEAT, pack_fields(at=now, echo=their_at, held=now - heard_at))]
 
     def _close(self, reason: str) -> list[Command]:
         self.state = State.CLOSED
@@ -209,8 +217,12 @@ class LinkMachine:
             nonce=self._nonce,
         )
 
-    def _proof(self, side: bytes) -> bytes:
-        return hmac.digest(self._job.run_token, side + self._hello + self._challenge, hashlib.sha256)
+    def _proof(self, side: bytes, standing: bytes) -> bytes:
+        return hmac.digest(self._job.run_token, side + self._hello + self._challenge + standing, hashlib.sha256)
+
+    def _prove(self, kind: Kind, side: bytes) -> Send:
+        standing = self._standing(self._known_peer())
+        return Send(kind, pack_fields(proof=self._proof(side, standing), standing=standing))
 
     def _on_hello(self, control: Control) -> list[Command]:
         self._hello = control.raw
@@ -231,21 +243,25 @@ class LinkMachine:
             return self._refuse(refusal)
         self._challenge = control.raw
         self.state = State.EXPECT_WELCOME
-        return [Send(Kind.PROOF, pack_fields(proof=self._proof(b"dialler")))]
+        return [self._prove(Kind.PROOF, b"dialler")]
 
     def _on_proof(self, control: Control) -> list[Command]:
-        refusal = self._check_proof(control, b"dialler") or self._compare_jobs() or self._admit(self._known_peer())
+        refusal = self._check_proof(control, b"dialler") or self._compare_jobs() or self._ask(control)
         if refusal is not None:
             return self._refuse(refusal)
-        return [Send(Kind.WELCOME, pack_fields(proof=self._proof(b"acceptor"))), *self._open()]
+        return [self._prove(Kind.WELCOME, b"acceptor"), *self._open(control)]
 
     def _on_welcome(self, control: Control) -> list[Command]:
-        refusal = self._check_proof(control, b"acceptor")
-        return self._open() if refusal is None else self._refuse(refusal)
+        refusal = self._check_proof(control, b"acceptor") or self._ask(control)
+        return self._open(control) if refusal is None else self._refuse(refusal)
 
-    def _open(self) -> list[Command]:
+    def _ask(self, control: Control) -> Refusal | None:
+        return self._admit(self._known_peer(), _read_bytes(control.fields, "standing"))
+
+    def _open(self, control: Control) -> list[Command]:
         self.state = State.OPEN
-        return [Opened(self._known_peer())]
+        self._beat_at = -math.inf  # the first heartbeat goes at once: it measures the round trip
+        return [Opened(self._known_peer(), _read_bytes(control.fields, "standing"))]
 
     def _known_peer(self) -> Address:
         if self.peer is None:
@@ -275,21 +291,35 @@ class LinkMachine:
         return None
 
     def _check_proof(self, control: Control, side: bytes) -> Refusal | None:
-        if hmac.compare_digest(_read_bytes(control.fields, "proof"), self._proof(side)):
+        proof, standing = _read_bytes(control.fields, "proof"), _read_bytes(control.fields, "standing", b"")
+        if hmac.compare_digest(proof, self._proof(side, standing)):
             return None
         return Refusal(Code.TOKEN, "run token differs")
 
     def _refuse(self, refusal: Refusal) -> list[Command]:
         self.state = State.CLOSED
         refused = pack_fields(code=int(refusal.code), text=refusal.text[:REASON_CHARACTERS])
-        return [Send(Kind.REFUSE, refused), Closed(HandshakeRefused(self.peer_name, refusal.text))]
+        return [Send(Kind.REFUSE, refused), Closed(self._refused(refusal.code, refusal.text))]
+
+    def _refused(self, code: int, text: str) -> HybridEPError:
+        if code == Code.RESTARTED:
+            return PeerRestarted(self.peer_name, text)
+        if code == Code.SUPERSEDED:
+            return ConnectionLost(self.peer_name, text)
+        return HandshakeRefused(self.peer_name, text)
 
     def _on_refuse(self, control: Control) -> list[Command]:
         self.state = State.CLOSED
-        _read_int(control.fields, "code", 0, 1 << 16)
-        return [Closed(HandshakeRefused(self.peer_name, read_reason(control.fields, "text")))]
+        code = _read_int(control.fields, "code", 0, 1 << 16)
+        return [Closed(self._refused(code, read_reason(control.fields, "text")))]
 
     def _on_heartbeat(self, control: Control) -> list[Command]:
+        """A clock's reading comes back with how long the peer kept it: the rest was on the way."""
+        at, echo, held_s = (_read_seconds(control.fields, name) for name in ("at", "echo", "held"))
+        if at is not None:
+            self._last_beat = (at, self._heard_at)
+        if echo is not None and held_s is not None:
+            self.rtt_s = max(0.0, self._heard_at - echo - held_s)
         return []
 
     def _on_goodbye(self, control: Control) -> list[Command]:
@@ -349,8 +379,15 @@ def _read_text(fields: dict[str, Any], name: str) -> str:
     return value
 
 
-def _read_bytes(fields: dict[str, Any], name: str) -> bytes:
+def _read_seconds(fields: dict[str, Any], name: str) -> float | None:
     value = fields.get(name)
+    if value is not None and not (type(value) is float and math.isfinite(value)):
+        raise RemoteProtocolError(f"{name} must be a number of seconds")
+    return value
+
+
+def _read_bytes(fields: dict[str, Any], name: str, default: bytes | None = None) -> bytes:
+    value = fields.get(name, default)
     if not isinstance(value, bytes):
         raise RemoteProtocolError(f"{name} must be bytes")
     return value

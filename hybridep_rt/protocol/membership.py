@@ -57,6 +57,7 @@ class Membership:
         self._rendezvous_s = rendezvous_s
         self._deadline = now + rendezvous_s
         self._last_refused = ""
+        self._last_error: HybridEPError | None = None
         self._started = False
         self.ended = False
 
@@ -65,13 +66,13 @@ class Membership:
         return self._admit(address, self._workers)
 
     def admit_site(self, address: Address) -> Refusal | None:
-        """May this process join as the coordinator of another DC? The higher-numbered DC dials the lower."""
-        return self._admit(address, {site for site in self._sites if site.dc > self._dc})
+        """May this process connect as the coordinator of another DC? (Also again: its session decides about that.)"""
+        return self._admit(address, self._sites)
 
     def _admit(self, address: Address, allowed: set[Address]) -> Refusal | None:
         if address not in allowed:
             return Refusal(Code.ROLE, f"{address.describe(self._names)} is not expected at this address")
-        if address in self._joined:
+        if address in self._joined & self._workers:
             who = address.describe(self._names)
             return Refusal(Code.CONNECTED, f"{who} is already connected: another job with this cluster name?")
         return None
@@ -108,7 +109,10 @@ class Membership:
         return f'DC "{self._names[address.dc]}"' if address in self._sites else address.describe(self._names)
 
     def refused(self, error: HybridEPError, host: str) -> None:
-        """An attempt to join failed; kept for the message about who is missing."""
+        """An attempt to join failed; kept for the message about who is missing. A refusal says most."""
+        if isinstance(self._last_error, HandshakeRefused) and not isinstance(error, HandshakeRefused):
+            return
+        self._last_error = error
         reason = error.reason if isinstance(error, HandshakeRefused) else str(error)
         self._last_refused = f"{reason}, from {host}" if host else reason
 
@@ -137,8 +141,8 @@ class Membership:
         """A process of the job failed, or this coordinator can't reach it any more. The first loss ends the job."""
         return self._fail(address, reason, PeerLost(address.describe(self._names), reason))
 
-    def was_refused(self, error: HandshakeRefused) -> list[Command]:
-        """Another DC's coordinator refuses this one for good."""
+    def was_refused(self, error: HybridEPError) -> list[Command]:
+        """Another DC's coordinator refuses this one for good, or one of the two has lost its state."""
         return self._fail(Address(self._dc, COORDINATOR), str(error), error)
 
     def get_timer(self) -> float | None:

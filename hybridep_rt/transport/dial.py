@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import Callable
 
-from hybridep_rt.errors import ConfigError, ConnectFailed, HandshakeRefused, HybridEPError, TransportError
+from hybridep_rt.errors import ConfigError, ConnectFailed, HandshakeRefused, TransportError
 from hybridep_rt.transport.connection import Connection
 
 FIRST_WAIT_S = 0.02
@@ -30,9 +31,8 @@ async def join(
     endpoint: str,
     peer_name: str,
     deadline: float,
-    attempt_failed: Callable[[HybridEPError], None] = lambda error: None,
 ) -> Connection:
-    """A link to the endpoint that has opened. `deadline`: as `time.monotonic()`. Each failed attempt is told.
+    """A connection to the endpoint that has opened. `deadline`: as `time.monotonic()`.
 
     Raises HandshakeRefused at once when the two sides don't belong together, ConnectFailed with the last reason else.
     """
@@ -41,34 +41,38 @@ async def join(
     while (remaining_s := deadline - time.monotonic()) > 0:
         with contextlib.suppress(TimeoutError):  # the last failure says more
             async with asyncio.timeout(remaining_s):
-                outcome = await _attempt(make, where)
+                outcome = await attempt(make, where)
             if isinstance(outcome, Connection):
                 return outcome
             if isinstance(outcome, HandshakeRefused):
                 raise outcome
             reason = outcome.reason if isinstance(outcome, TransportError) else str(outcome)
             failure = ConnectFailed(peer_name, f"not reached at {endpoint}: {reason}")
-            attempt_failed(failure)
             await asyncio.sleep(min(wait_s, max(deadline - time.monotonic(), 0.0)))
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
     raise failure
 
 
-async def _attempt(make: Callable[[], Connection], where: str | tuple[str, int]) -> Connection | Exception:
-    """One connection and its handshake: the open link, or why there is none."""
+async def attempt(
+    make: Callable[[], Connection], where: str | tuple[str, int], tls: ssl.SSLContext | None = None
+) -> Connection | Exception:
+    """One connection and its handshake: the open connection, or why there is none."""
     try:
-        link = await _connect(make, where)
-    except OSError as error:
+        connection = await _connect(make, where, tls)
+    except OSError as error:  # TLS errors are OSErrors
         return OSError(error.strerror or str(error) or "no answer")
     try:
-        return await asyncio.shield(link.opened) or link
+        return await asyncio.shield(connection.opened) or connection
     except asyncio.CancelledError:
-        link.abort()
+        connection.abort()
         raise
 
 
-async def _connect(make: Callable[[], Connection], where: str | tuple[str, int]) -> Connection:
+async def _connect(
+    make: Callable[[], Connection], where: str | tuple[str, int], tls: ssl.SSLContext | None
+) -> Connection:
     loop = asyncio.get_running_loop()
     if isinstance(where, str):
         return (await loop.create_unix_connection(make, where))[1]
-    return (await loop.create_connection(make, *where))[1]
+    # No host name to send or to compare: the names in certificates are DCs', and the handshake compares those.
+    return (await loop.create_connection(make, *where, ssl=tls, server_hostname="" if tls else None))[1]

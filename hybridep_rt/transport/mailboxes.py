@@ -33,21 +33,30 @@ class Mailboxes:
     A peer that said goodbye may still have messages here; only a wait that nothing can end raises.
     """
 
-    def __init__(self, address: Address, dc_names: tuple[str, ...], operation_s: float, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        address: Address,
+        dc_names: tuple[str, ...],
+        operation_s: float,
+        metrics: Metrics,
+        taken: Callable[[int], None] = lambda message_id: None,
+    ) -> None:
+        """`taken` is told the number of each message that a program takes."""
         self._address = address
         self._dc_names = dc_names
         self._operation_s = operation_s
         self._metrics = metrics
         self._changed = threading.Condition()
-        self._queues: defaultdict[tuple[Address, str], deque[Message]] = defaultdict(deque)
+        self._taken = taken
+        self._queues: defaultdict[tuple[Address, str], deque[tuple[Message, int]]] = defaultdict(deque)
         self._departed: dict[Address, str] = {}
         self._failure: HybridEPError | None = None
         self._wakers: set[Callable[[], None]] = set()
 
-    def deliver(self, message: Message) -> None:
+    def deliver(self, message: Message, message_id: int = 0) -> None:
         """Append a message to its queue. Any thread."""
         with self._changed:
-            self._queues[message.source, message.channel].append(message)
+            self._queues[message.source, message.channel].append((message, message_id))
             self._notify()
 
     def depart(self, peer: Address, where: str) -> None:
@@ -121,7 +130,9 @@ class Mailboxes:
         """The next message, or None while one can still come; raises what ends the wait. Holds the lock."""
         queue = self._queues[wait.source, wait.channel]
         if queue:
-            return queue.popleft()
+            message, message_id = queue.popleft()
+            self._taken(message_id)
+            return message
         self.check()
         if wait.source in self._departed:
             raise self._left(wait.source, wait.channel, wait.position)

@@ -24,8 +24,10 @@ from hybridep_rt.protocol.link import NONCE_BYTES, Job, LinkMachine, Notice, pac
 from hybridep_rt.protocol.messages import Message, Payload, Traffic
 from hybridep_rt.protocol.position import Position
 from hybridep_rt.protocol.scheduler import Outgoing
+from hybridep_rt.protocol.session import INCARNATION_BYTES, Session
 from hybridep_rt.transport.connection import FLUSH_S, Connection
 from hybridep_rt.transport.dial import join
+from hybridep_rt.transport.link import Link
 from hybridep_rt.transport.mailboxes import Mailboxes
 
 
@@ -42,19 +44,21 @@ class WorkerLink:
         metrics: Metrics,
     ) -> None:
         self.address = address
-        self.mailboxes = Mailboxes(address, dc_names, timeouts.operation_s, metrics)
+        self.mailboxes = Mailboxes(address, dc_names, timeouts.operation_s, metrics, self._taken)
         self._job = job
         self._dc_names = dc_names
         self._timeouts = timeouts
         self._limits = limits
         self.metrics = metrics
         self._coordinator = Address(address.dc, COORDINATOR)
-        self._link: Connection | None = None
+        self._link: Link | None = None
         self._main_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready: Future[None] = Future()
         self._lock = threading.Lock()
+        self._session: Session | None = None
         self._handover: deque[Outgoing] = deque()
+        self._taken_ids: deque[int] = deque()
         self._woken = False
         self._closed = False
         self._where = "its start"
@@ -169,6 +173,13 @@ class WorkerLink:
         if wake:
             self._call(self._take_over)
 
+    def _taken(self, message_id: int) -> None:
+        with self._lock:
+            self._taken_ids.append(message_id)
+            wake, self._woken = not self._woken, True
+        if wake:
+            self._call(self._take_over)
+
     def _call(self, callback: Callable[[], None]) -> None:
         """Run it in the background thread, unless that has ended (then `mailboxes` say why)."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -207,6 +218,7 @@ class WorkerLink:
         await asyncio.shield(link.gone)
 
     def _make(self) -> Connection:
+        self._session = session = Session(os.urandom(INCARNATION_BYTES), self._limits, resumable=False)
         machine = LinkMachine(
             self.address,
             self._job,
@@ -215,15 +227,19 @@ class WorkerLink:
             time.monotonic(),
             peer=self._coordinator,
             peer_name=self._name_of(self._coordinator),
+            standing=lambda address: session.standing().pack(),
         )
         return Connection(machine, self, self._limits)
 
     def _take_over(self) -> None:
         with self._lock:
-            batch = list(self._handover)
+            batch, taken = list(self._handover), list(self._taken_ids)
             self._handover.clear()
+            self._taken_ids.clear()
             self._woken = False
         if self._link is not None:
+            for message_id in taken:
+                self._link.dealt_with(message_id)
             self._link.send_many(batch)
 
     def _say_goodbye(self) -> None:
@@ -249,17 +265,25 @@ class WorkerLink:
     def _name_of(self, address: Address) -> str:
         return address.describe(self._dc_names)
 
-    # Owner of the connection
+    # Owner of the connection and of the link
 
-    def link_opened(self, link: Connection) -> None:
+    def connection_opened(self, connection: Connection, standing: bytes) -> Link:
+        """See `ConnectionOwner`."""
+        assert self._session is not None
+        self._link = Link(self._coordinator, self._name_of(self._coordinator), self._session, self, self._timeouts)
+        return self._link
+
+    def connection_refused(self, connection: Connection, error: HybridEPError) -> None:
+        """See `ConnectionOwner`: `join` raises it or tries again."""
+
+    def link_opened(self, link: Link) -> None:
         """See `Owner`."""
-        self._link = link
 
-    def link_message(self, link: Connection, arrived: Arrived) -> None:
+    def link_message(self, link: Link, arrived: Arrived) -> None:
         """See `Owner`."""
-        self.mailboxes.deliver(arrived.message)
+        self.mailboxes.deliver(arrived.message, arrived.message_id)
 
-    def link_notice(self, link: Connection, notice: Notice) -> None:
+    def link_notice(self, link: Link, notice: Notice) -> None:
         """See `Owner`."""
         match notice.kind:
             case Kind.READY if not self._ready.done():
@@ -274,13 +298,10 @@ class WorkerLink:
             case Kind.GOODBYE:
                 link.finish()
 
-    def link_sent(self, link: Connection, outgoing: Outgoing) -> None:
+    def link_sent(self, link: Link, outgoing: Outgoing) -> None:
         """See `Owner`."""
 
-    def link_closed(self, link: Connection, error: HybridEPError | None) -> None:
+    def link_closed(self, link: Link, error: HybridEPError | None) -> None:
         """See `Owner`."""
         if error is not None:
             self._end(PeerLost(self._name_of(self._coordinator), getattr(error, "reason", str(error))))
-
-    def link_refused(self, link: Connection, error: HybridEPError) -> None:
-        """See `Owner`: `join` raises it or tries again."""
