@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,10 @@ from topology import Topology, load
 
 if TYPE_CHECKING:
     from hybridep_rt.transport.listeners import Listeners
+    from hybridep_rt.transport.tls import Tls
 
+STATUS_SOCKET = "status"
+"""In the coordinator's private folder: where it says how its links are."""
 TRACEBACK_VARIABLE = "HYBRIDEP_TRACEBACK"
 _SESSION = "hybridep_rt.runtime.start"
 _MPI_START_S = 30.0
@@ -70,12 +74,23 @@ def _parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def _coordinate(topology: Topology, dc: int, settings: Settings) -> None:
     from hybridep_rt.runtime.coordinator import CoordinatorConfig, run_coordinator
 
+    if settings.congestion:
+        topology = replace(topology, congestion=settings.congestion)
     folder = job_directory(os.environ.get(JOB_VARIABLE) or secrets.token_hex(6))
     try:
         with _typed_errors(Rank(topology.dc_names[dc], None).describe()):
             listeners, records = _listen_and_meet(topology, dc, settings, folder)
             others = peers(records, topology, dc)
-            config = CoordinatorConfig(topology, dc, settings.run_token, settings.epoch, settings.timeouts, Limits())
+            config = CoordinatorConfig(
+                topology,
+                dc,
+                settings.run_token,
+                settings.epoch,
+                settings.timeouts,
+                Limits(),
+                _tls(topology, dc, settings),
+                f"{folder}/{STATUS_SOCKET}",
+            )
         run_coordinator(config, listeners, others)
     except HybridEPError as error:  # the coordinator has said what happened
         if isinstance(error, PeerLost):
@@ -83,6 +98,16 @@ def _coordinate(topology: Topology, dc: int, settings: Settings) -> None:
         sys.exit(exit_code(error))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tls(topology: Topology, dc: int, settings: Settings) -> Tls | None:
+    """This DC's certificate and key; a folder that the topology's file names is relative to that file."""
+    from hybridep_rt.transport.tls import Tls
+
+    folder = settings.tls_folder
+    if not folder and topology.tls_folder is not None:
+        folder = str(Path(topology.source).parent / topology.tls_folder)
+    return Tls.in_folder(folder, topology.dc_names[dc]) if folder else None
 
 
 def _listen_and_meet(topology: Topology, dc: int, settings: Settings, folder: str) -> tuple[Listeners, list[Record]]:

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from launcher.cli import main
+from tests.certificates import Authority
 from tests.launched import TOKEN, Launch, Launched, launching
 
 LINKS = "links:\n  a <-> b: {bandwidth: 1 Gbit/s, rtt: 1 ms}\n"
@@ -181,3 +182,16 @@ def test_a_coordinator_needs_no_torch() -> None:
 def test_the_version_is_told() -> None:
     result = CliRunner().invoke(main, ["--version"])
     assert (result.exit_code, result.output) == (0, "hybridep, version 0.1.0\n")
+
+
+def test_a_job_over_tls(launch: Launch, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "certs")
+    authority.issue("a")
+    authority.issue("b")
+    with (tmp_path / "two.yaml").open("a") as file:
+        file.write("tls: {folder: certs}\n")
+    assert launch(*RUN, "python", "job.py", "end").end(60) == 0
+    (tmp_path / "certs" / "b.key").chmod(0o644)
+    job = launch(*RUN, "python", "job.py", "end")
+    assert job.end(60) == 2
+    assert any("b.key: others than its owner may use it" in line for line in own_lines(job))

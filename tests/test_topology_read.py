@@ -343,3 +343,23 @@ def _parse_or_error(text: str) -> None:
         message = str(error)
     assert message.startswith("<text>:")
     assert "\n" not in message
+
+
+def test_links_between_dcs() -> None:
+    text = """
+cluster: c
+datacenters:
+  a: {workers: 1}
+  b: {workers: 1, reachable: false}
+links:
+  a <-> b: {bandwidth: 1 Gbit/s, rtt: 1 ms}
+tls: {folder: certs}
+congestion: cubic
+"""
+    topology = parse(text)
+    assert [dc.reachable for dc in topology.datacenters] == [True, False]
+    assert (topology.tls_folder, topology.congestion) == ("certs", "cubic")
+    assert topology.digest() != parse(text.replace(", reachable: false", "")).digest()
+    assert topology.digest() == parse(text.replace("cubic", "bbr").replace("certs", "keys")).digest()
+    with pytest.raises(TopologyError, match="neither 'a' nor 'b' is reachable by the other"):
+        parse(text.replace("a: {workers: 1}", "a: {workers: 1, reachable: no}"))

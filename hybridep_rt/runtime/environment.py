@@ -9,6 +9,8 @@
 | HYBRIDEP_CHUNKS      | into how many chunks a worker's remote tokens are cut; default: the runtime's choice |
 | HYBRIDEP_EMULATE_COMPUTE | such as 50 TFLOP/s: kernels become waits; default: as the topology says |
 | HYBRIDEP_TIMEOUTS    | comma-separated NAME=DURATION, such as operation=60s,rendezvous=2m; names as in `Timeouts` |
+| HYBRIDEP_TLS_FOLDER  | folder with DC.pem, DC.key and ca.pem for links between DCs; default: as the topology says |
+| HYBRIDEP_CONGESTION  | TCP congestion control between DCs, such as cubic; default: as the topology says, else bbr |
 | HYBRIDEP_EPOCH       | number of the job's incarnation, 0 or more; default 0 |
 | HYBRIDEP_DC          | this process's DC (set by the per-rank entry) |
 | HYBRIDEP_WORKER      | local index of this worker (set by the per-rank entry) |
@@ -43,6 +45,8 @@ class Settings:
     chunks: int | None = None
     emulate_compute_flops_per_s: float | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
+    tls_folder: str = ""
+    congestion: str = ""
     epoch: int = 0
 
     @classmethod
@@ -60,6 +64,8 @@ class Settings:
             "HYBRIDEP_CHUNKS": "" if self.chunks is None else str(self.chunks),
             "HYBRIDEP_EMULATE_COMPUTE": _flops(self.emulate_compute_flops_per_s),
             "HYBRIDEP_TIMEOUTS": format_timeouts(self.timeouts),
+            "HYBRIDEP_TLS_FOLDER": self.tls_folder,
+            "HYBRIDEP_CONGESTION": self.congestion,
             "HYBRIDEP_EPOCH": str(self.epoch),
         }
 
@@ -83,6 +89,8 @@ class Environment:
     chunks: int | None = None
     emulate_compute_flops_per_s: float | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
+    tls_folder: str = ""
+    congestion: str = ""
     epoch: int = 0
 
     @classmethod
@@ -171,6 +179,8 @@ def _job_wide(variables: Mapping[str, str]) -> dict[str, Any]:
         "chunks": _whole_number("HYBRIDEP_CHUNKS", chunks, 1) if chunks else None,
         "emulate_compute_flops_per_s": parse_flops(emulated, "HYBRIDEP_EMULATE_COMPUTE") if emulated else None,
         "timeouts": parse_timeouts(timeouts, "HYBRIDEP_TIMEOUTS"),
+        "tls_folder": variables.get("HYBRIDEP_TLS_FOLDER", ""),
+        "congestion": variables.get("HYBRIDEP_CONGESTION", ""),
         "epoch": _whole_number("HYBRIDEP_EPOCH", variables.get("HYBRIDEP_EPOCH") or "0", 0),
     }
 

@@ -34,7 +34,8 @@ from hybridep_rt.protocol.session import INCARNATION_BYTES, Session, Standing
 from hybridep_rt.transport.connection import Connection
 from hybridep_rt.transport.dial import FIRST_WAIT_S, LONGEST_WAIT_S, attempt
 from hybridep_rt.transport.link import Link, Owner
-from hybridep_rt.transport.tls import HANDSHAKE_S, Tls
+from hybridep_rt.transport.socket_options import check_congestion
+from hybridep_rt.transport.tls import Tls
 from topology import Topology
 
 OTHER_SIDE_FIRST_S = 2.0
@@ -76,6 +77,7 @@ class Sites:
         self._limits = limits
         self._owner = owner
         self._admit_role = admit_role
+        check_congestion(topology.congestion)
         self._accepting: ssl.SSLContext | None = None
         self._dialling: ssl.SSLContext | None = None
         if tls is not None:
@@ -167,10 +169,10 @@ class Sites:
             return made[0]
 
         try:
-            async with asyncio.timeout(HANDSHAKE_S):
+            async with asyncio.timeout(self._timeouts.handshake_s):
                 return await attempt(make, where, self._dialling)
         except TimeoutError:
-            return OSError(f"no answer within {HANDSHAKE_S:g} s")
+            return OSError(f"no answer within {self._timeouts.handshake_s:g} s")
 
     def _connection(self, machine: LinkMachine) -> Connection:
         return Connection(machine, self, self._limits, self._topology.congestion)

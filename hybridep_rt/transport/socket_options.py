@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import socket
 
+from hybridep_rt.errors import ConfigError
+
 UNSENT_BYTES = 128 << 10
 """Most bytes in the kernel that are not on the wire yet, and most bytes queued in the event loop before it pauses."""
 
@@ -22,6 +24,17 @@ def limit_unsent(transport: asyncio.Transport, nbytes: int) -> None:
     if sock.family in _TCP:
         with contextlib.suppress(OSError, AttributeError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, nbytes)
+
+
+def check_congestion(name: str) -> None:
+    """Raise ConfigError unless a congestion control that somebody asked for can be had."""
+    if name:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+            except (OSError, AttributeError):
+                allowed = "see sysctl net.ipv4.tcp_allowed_congestion_control"
+                raise ConfigError(f"TCP congestion control {name!r} can't be used here; {allowed}") from None
 
 
 def tune(sock: socket.socket, congestion: str = "") -> None:

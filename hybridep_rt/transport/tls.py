@@ -12,8 +12,6 @@ from typing import Self
 
 from hybridep_rt.errors import ConfigError
 
-HANDSHAKE_S = 10.0
-
 
 @dataclass(frozen=True, slots=True)
 class Tls:
