@@ -9,6 +9,7 @@ import numpy as np
 
 from hybridep_rt.config import Limits
 from hybridep_rt.errors import RemoteProtocolError
+from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.credits import Credits
 from hybridep_rt.protocol.envelope import Envelope, decode_envelope
 from hybridep_rt.protocol.frames import FIRST, LAST, Arrived, Header
@@ -47,6 +48,15 @@ class Assembly:
         self.credits = Credits(limits.window_bytes, limits.flows)
         self._limits = limits
         self._partials: dict[int, Partial] = {}
+
+    def outstanding_bytes(self, source: Address, channel: str) -> int | None:
+        """What is still to come of a message that has begun; None if none has."""
+        begun = [
+            each
+            for each in self._partials.values()
+            if (each.envelope.source, each.envelope.channel) == (source, channel)
+        ]
+        return sum(len(each.payload) - each.filled for each in begun) if begun else None
 
     def check(self, header: Header) -> None:
         """Raise RemoteProtocolError unless this may be the next frame of a message."""

@@ -63,6 +63,8 @@ class Kind(IntEnum):
     FAIL = 11
     ACK = 12
     RECEIPT = 13
+    LATE = 14
+    EXCUSE = 15
     MESSAGE = 16
 
 

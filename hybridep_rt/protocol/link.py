@@ -226,7 +226,7 @@ class LinkMachine:
 
     def _on_hello(self, control: Control) -> list[Command]:
         self._hello = control.raw
-        self.peer = _read_address(control.fields)
+        self.peer = read_address(control.fields)
         refusal = self._compare_openly(control.fields)
         if refusal is not None:
             return self._refuse(refusal)
@@ -235,7 +235,7 @@ class LinkMachine:
         return [Send(Kind.CHALLENGE, self._challenge)]
 
     def _on_challenge(self, control: Control) -> list[Command]:
-        reached = _read_address(control.fields)
+        reached = read_address(control.fields)
         refusal = self._compare_openly(control.fields)
         if refusal is None and reached != self.peer:
             refusal = Refusal(Code.ROLE, f"{reached.describe()} answers at this address")
@@ -270,11 +270,11 @@ class LinkMachine:
 
     def _compare_openly(self, fields: dict[str, Any]) -> Refusal | None:
         """What may be said before the peer has proved itself."""
-        version = _read_int(fields, "version", 0, 1 << 32)
+        version = read_int(fields, "version", 0, 1 << 32)
         cluster = _read_text(fields, "cluster")
         if len(_read_bytes(fields, "nonce")) != NONCE_BYTES:
             raise RemoteProtocolError(f"nonce must have {NONCE_BYTES} bytes")
-        self._theirs = (_read_text(fields, "digest"), _read_int(fields, "epoch", 0, 1 << 62))
+        self._theirs = (_read_text(fields, "digest"), read_int(fields, "epoch", 0, 1 << 62))
         if version != PROTOCOL_VERSION:
             return Refusal(Code.VERSION, f"protocol version differs: {version} there, {PROTOCOL_VERSION} here")
         if cluster != self._job.cluster:
@@ -310,7 +310,7 @@ class LinkMachine:
 
     def _on_refuse(self, control: Control) -> list[Command]:
         self.state = State.CLOSED
-        code = _read_int(control.fields, "code", 0, 1 << 16)
+        code = read_int(control.fields, "code", 0, 1 << 16)
         return [Closed(self._refused(code, read_reason(control.fields, "text")))]
 
     def _on_heartbeat(self, control: Control) -> list[Command]:
@@ -330,7 +330,7 @@ class LinkMachine:
         return [Notice(control.kind, control.fields)]
 
 
-_NOTICES = (Kind.GOODBYE, Kind.SITE_READY, Kind.READY, Kind.DEPART, Kind.FAIL)
+_NOTICES = (Kind.GOODBYE, Kind.SITE_READY, Kind.READY, Kind.DEPART, Kind.FAIL, Kind.LATE, Kind.EXCUSE)
 
 _TRANSITIONS: dict[tuple[State, Kind], Callable[[LinkMachine, Control], list[Command]]] = {
     (State.EXPECT_HELLO, Kind.HELLO): LinkMachine._on_hello,
@@ -352,7 +352,7 @@ def pack_peer(address: Address, reason: str) -> bytes:
 
 def read_peer(fields: dict[str, Any]) -> tuple[Address, str]:
     """The inverse of `pack_peer`. Raises RemoteProtocolError."""
-    return _read_address(fields), read_reason(fields, "reason")
+    return read_address(fields), read_reason(fields, "reason")
 
 
 def read_reason(fields: dict[str, Any], name: str) -> str:
@@ -361,11 +361,13 @@ def read_reason(fields: dict[str, Any], name: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)[:REASON_CHARACTERS]
 
 
-def _read_address(fields: dict[str, Any]) -> Address:
-    return Address(_read_int(fields, "dc", 0, _INDEX_END), _read_int(fields, "worker", COORDINATOR, _INDEX_END))
+def read_address(fields: dict[str, Any]) -> Address:
+    """The address in `dc` and `worker`. Raises RemoteProtocolError."""
+    return Address(read_int(fields, "dc", 0, _INDEX_END), read_int(fields, "worker", COORDINATOR, _INDEX_END))
 
 
-def _read_int(fields: dict[str, Any], name: str, start: int, end: int) -> int:
+def read_int(fields: dict[str, Any], name: str, start: int, end: int) -> int:
+    """A whole number in [start, end). Raises RemoteProtocolError."""
     value = fields.get(name)
     if type(value) is not int or not start <= value < end:
         raise RemoteProtocolError(f"{name} must be an integer in [{start}, {end})")

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from hybridep_rt.errors import ConnectFailed, HandshakeRefused, HybridEPError, PeerLost, RemoteProtocolError
 from hybridep_rt.protocol.address import COORDINATOR, Address
 from hybridep_rt.protocol.frames import Kind, pack_fields
+from hybridep_rt.protocol.inquiry import Late
 from hybridep_rt.protocol.link import Code, Refusal, pack_peer
 
 
@@ -141,6 +142,10 @@ class Membership:
         """A process of the job failed, or this coordinator can't reach it any more. The first loss ends the job."""
         return self._fail(address, reason, PeerLost(address.describe(self._names), reason))
 
+    def late(self, late: Late) -> list[Command]:
+        """Somebody was waited for in vain."""
+        return self._fail(late.peer, late.operation, late.error(self._names), late)
+
     def was_refused(self, error: HybridEPError) -> list[Command]:
         """Another DC's coordinator refuses this one for good, or one of the two has lost its state."""
         return self._fail(Address(self._dc, COORDINATOR), str(error), error)
@@ -160,10 +165,10 @@ class Membership:
         first = min((self._workers | self._sites) - self._joined, default=Address(self._dc, COORDINATOR))
         return self._fail(first, reason, ConnectFailed(", ".join(missing), reason))
 
-    def _fail(self, address: Address, reason: str, error: HybridEPError) -> list[Command]:
+    def _fail(self, address: Address, reason: str, error: HybridEPError, late: Late | None = None) -> list[Command]:
         if self.ended:
             return []
-        notice = pack_peer(address, reason)
+        notice = pack_peer(address, reason) if late is None else late.pack()
         tell: list[Command] = [TellWorkers(Kind.FAIL, notice), TellSites(self._all_sites(), Kind.FAIL, notice)]
         return tell + self._end(error)
 

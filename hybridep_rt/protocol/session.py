@@ -195,10 +195,11 @@ class Session:
     @property
     def word_is_urgent(self) -> bool:
         """Does the peer soon need the room, or should it forget what it keeps?"""
+        credits = self.assembly.credits
+        if self._done and credits.used_bytes > credits.window_bytes // 2:
+            return True
         owed_bytes = max(self._dealt_bytes, self.assembly.received_bytes - self._told_bytes)
-        return len(self._done) >= RECEIPT_MESSAGES or owed_bytes >= min(
-            URGENT_BYTES, self.assembly.credits.window_bytes // 4
-        )
+        return len(self._done) >= RECEIPT_MESSAGES or owed_bytes >= min(URGENT_BYTES, credits.window_bytes // 4)
 
     def queue_receipts(self) -> None:
         """Queue receipts for the messages that are dealt with. They are numbered: none may be lost."""

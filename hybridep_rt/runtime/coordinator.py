@@ -18,8 +18,10 @@ import uvloop
 
 from hybridep_rt.config import Limits, Timeouts
 from hybridep_rt.errors import HybridEPError, RemoteProtocolError, TransportError
+from hybridep_rt.protocol import inquiry
 from hybridep_rt.protocol.address import COORDINATOR, Address
 from hybridep_rt.protocol.frames import Arrived, Kind, pack_fields
+from hybridep_rt.protocol.inquiry import Inquiry, Late
 from hybridep_rt.protocol.link import NONCE_BYTES, Job, LinkMachine, Notice, Refusal, read_peer
 from hybridep_rt.protocol.membership import Command, End, Membership, TellSites, TellWorkers
 from hybridep_rt.protocol.messages import Message
@@ -105,6 +107,7 @@ class Coordinator:
             self,
             self._membership.admit_site,
         )
+        self._inquiry = Inquiry(config.dc, lambda dc: self._sites.links[dc].connection is not None)
         self._links: dict[Address, Link] = {}
         self._sessions: dict[Address, Session] = {}
         self._open: set[Link] = set()
@@ -237,6 +240,14 @@ class Coordinator:
             self._do(self._membership.lost(link.peer, reason))
 
     def _on_worker_notice(self, link: Link, notice: Notice) -> None:
+        match notice.kind:
+            case Kind.LATE:
+                self._inquire(self._inquiry.report(self._read_late(notice), time.monotonic()))
+                return
+            case Kind.EXCUSE:
+                excuse = self._read_late(notice) if notice.fields else None
+                self._inquire(self._inquiry.answer(link.peer, excuse, time.monotonic()))
+                return
         address, text = read_peer(notice.fields)
         if address != link.peer or notice.kind not in (Kind.FAIL, Kind.GOODBYE):
             raise RemoteProtocolError(f"{notice.kind.name} about {address.describe()} is not a worker's to say")
@@ -257,14 +268,42 @@ class Coordinator:
                 if address.dc != link.peer.dc:
                     raise RemoteProtocolError(f"DEPART of {address.describe()} came from DC {link.peer.dc}")
                 self._do(self._membership.departed(address, where))
+            case Kind.FAIL if "waited" in notice.fields:
+                self._do(self._membership.late(Late.read(notice.fields)))
             case Kind.FAIL:
                 self._do(self._membership.lost(*read_peer(notice.fields)))
+            case Kind.LATE:
+                self._inquire(self._inquiry.report(self._read_late(notice), time.monotonic()))
             case Kind.GOODBYE:
                 self._said_goodbye.add(link)
                 if self._membership.ended:
                     link.finish()
             case _:
                 raise RemoteProtocolError(f"{notice.kind.name} is not a coordinator's to say")
+
+    # Who is late
+
+    def _read_late(self, notice: Notice) -> Late:
+        late = Late.read(notice.fields)
+        if not self._membership.knows(late.peer):
+            raise RemoteProtocolError(f"{notice.kind.name} about {late.peer.describe()}, which does not exist")
+        return late
+
+    def _inquire(self, commands: Iterable[inquiry.Command]) -> None:
+        for command in commands:
+            match command:
+                case inquiry.Forward(dc, report):
+                    self._sites.links[dc].tell(Kind.LATE, report.pack())
+                case inquiry.Ask(worker, report) if worker in self._links:
+                    self._links[worker].tell(Kind.LATE, report.pack())
+                case inquiry.Verdict(late):
+                    self._do(self._membership.late(late))
+        deadline = self._inquiry.get_timer()
+        if deadline is not None and not self._membership.ended:
+            self._loop.call_later(max(0.0, deadline - time.monotonic()), self._answers_are_due)
+
+    def _answers_are_due(self) -> None:
+        self._inquire(self._inquiry.handle_timer(time.monotonic()))
 
     # What the membership decides
 

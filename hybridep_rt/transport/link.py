@@ -17,7 +17,7 @@ from hybridep_rt.protocol.scheduler import Outgoing
 from hybridep_rt.protocol.session import Session, Standing
 from hybridep_rt.transport.connection import Connection
 
-WORD_S = 0.002
+WORD_S = 0.01
 """Acknowledgements and receipts that are not urgent wait so long for others."""
 
 

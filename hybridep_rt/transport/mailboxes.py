@@ -8,23 +8,37 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from hybridep_rt.errors import DeadlineExceeded, HybridEPError, PeerLost, PositionMismatch
 from hybridep_rt.metrics import Metrics
 from hybridep_rt.protocol.address import Address
+from hybridep_rt.protocol.inquiry import VERDICT_S
 from hybridep_rt.protocol.messages import Message
 from hybridep_rt.protocol.position import Phase, Position
 
 
-class _Wait(NamedTuple):
-    """One call of `receive`."""
+@dataclass(slots=True, eq=False)
+class Wait:
+    """One call of `receive`. `bounded_by_user`: its time is the caller's own, not the run's."""
 
     source: Address
     channel: str
     position: Position
     started: float
     deadline: float
+    bounded_by_user: bool
+    is_told: bool = False
+
+    @property
+    def operation(self) -> str:
+        """What it is for."""
+        return f"{self.channel} at {self.position.describe()}"
+
+    @property
+    def layer(self) -> int | None:
+        """The layer it is for, if it is inside one."""
+        return self.position.layer if self.position.layer >= 0 else None
 
 
 class Mailboxes:
@@ -40,14 +54,21 @@ class Mailboxes:
         operation_s: float,
         metrics: Metrics,
         taken: Callable[[int], None] = lambda message_id: None,
+        ran_out: Callable[[Wait], None] | None = None,
     ) -> None:
-        """`taken` is told the number of each message that a program takes."""
+        """`taken` is told the number of each message that a program takes.
+
+        `ran_out` is told of a wait of the run's own that has run out: it finds out who is late and says `fail`. The
+        wait goes on for `VERDICT_S` until then.
+        """
         self._address = address
         self._dc_names = dc_names
         self._operation_s = operation_s
         self._metrics = metrics
         self._changed = threading.Condition()
         self._taken = taken
+        self._ran_out = ran_out
+        self._waits: list[Wait] = []
         self._queues: defaultdict[tuple[Address, str], deque[tuple[Message, int]]] = defaultdict(deque)
         self._departed: dict[Address, str] = {}
         self._failure: HybridEPError | None = None
@@ -71,6 +92,11 @@ class Mailboxes:
             self._failure = self._failure or error
             self._notify()
 
+    def longest_wait(self) -> Wait | None:
+        """What a program has waited for longest, if one waits."""
+        with self._changed:
+            return min(self._waits, key=lambda wait: wait.started, default=None)
+
     def check(self) -> None:
         """Raise the failure, if there is one."""
         if self._failure is not None:
@@ -80,8 +106,12 @@ class Mailboxes:
         """The next message of the queue, which has to carry `position`; see `WanPort.receive`."""
         wait = self._wait(source, channel, position, timeout_s)
         with self._changed:
-            while (message := self._take(wait)) is None:
-                self._changed.wait(wait.deadline - time.monotonic())
+            self._waits.append(wait)
+            try:
+                while (message := self._take(wait)) is None:
+                    self._changed.wait(wait.deadline - time.monotonic())
+            finally:
+                self._waits.remove(wait)
         return self._accept(wait, message)
 
     async def receive_async(
@@ -95,6 +125,8 @@ class Mailboxes:
             with contextlib.suppress(RuntimeError):  # that loop is closed
                 loop.call_soon_threadsafe(changed.set)
 
+        with self._changed:
+            self._waits.append(wait)
         try:
             while True:
                 changed.clear()
@@ -108,6 +140,7 @@ class Mailboxes:
         finally:
             with self._changed:
                 self._wakers.discard(wake)
+                self._waits.remove(wait)
 
     def expect(self, peers: Iterable[Address], position: Position) -> None:
         """Raise what ended the job, or PositionMismatch where one of `peers`, who are needed now, has ended."""
@@ -122,11 +155,11 @@ class Mailboxes:
         for wake in self._wakers:
             wake()
 
-    def _wait(self, source: Address, channel: str, position: Position, timeout_s: float | None) -> _Wait:
-        now = time.monotonic()
-        return _Wait(source, channel, position, now, now + (self._operation_s if timeout_s is None else timeout_s))
+    def _wait(self, source: Address, channel: str, position: Position, timeout_s: float | None) -> Wait:
+        now, patience_s = time.monotonic(), self._operation_s if timeout_s is None else timeout_s
+        return Wait(source, channel, position, now, now + patience_s, timeout_s is not None)
 
-    def _take(self, wait: _Wait) -> Message | None:
+    def _take(self, wait: Wait) -> Message | None:
         """The next message, or None while one can still come; raises what ends the wait. Holds the lock."""
         queue = self._queues[wait.source, wait.channel]
         if queue:
@@ -136,16 +169,22 @@ class Mailboxes:
         self.check()
         if wait.source in self._departed:
             raise self._left(wait.source, wait.channel, wait.position)
-        if time.monotonic() >= wait.deadline:
-            raise DeadlineExceeded(
-                peer=wait.source.describe(self._dc_names),
-                operation=f"{wait.channel} at {wait.position.describe()}",
-                layer=wait.position.layer if wait.position.layer >= 0 else None,
-                waited_s=time.monotonic() - wait.started,
-            )
-        return None
+        now = time.monotonic()
+        if now < wait.deadline:
+            return None
+        if self._ran_out is not None and not wait.is_told and not wait.bounded_by_user:
+            wait.is_told = True
+            wait.deadline = now + VERDICT_S
+            self._ran_out(wait)
+            return None
+        raise DeadlineExceeded(
+            peer=wait.source.describe(self._dc_names),
+            operation=wait.operation,
+            layer=wait.layer,
+            waited_s=now - wait.started,
+        )
 
-    def _accept(self, wait: _Wait, message: Message) -> Message:
+    def _accept(self, wait: Wait, message: Message) -> Message:
         waited_s = time.monotonic() - wait.started
         self._metrics.waited(wait.position.layer, wait.source.dc, wait.channel, waited_s)
         if message.position != wait.position:

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Self
 
 import uvloop
@@ -19,7 +20,8 @@ from hybridep_rt.errors import DeadlineExceeded, HybridEPError, LocalProtocolErr
 from hybridep_rt.metrics import Metrics
 from hybridep_rt.protocol.address import COORDINATOR, Address
 from hybridep_rt.protocol.envelope import Envelope, encode_envelope
-from hybridep_rt.protocol.frames import HEADER_BYTES, Arrived, Kind
+from hybridep_rt.protocol.frames import HEADER_BYTES, Arrived, Kind, pack_fields
+from hybridep_rt.protocol.inquiry import Late
 from hybridep_rt.protocol.link import NONCE_BYTES, Job, LinkMachine, Notice, pack_peer, read_peer
 from hybridep_rt.protocol.messages import Message, Payload, Traffic
 from hybridep_rt.protocol.position import Position
@@ -28,7 +30,7 @@ from hybridep_rt.protocol.session import INCARNATION_BYTES, Session
 from hybridep_rt.transport.connection import FLUSH_S, Connection
 from hybridep_rt.transport.dial import join
 from hybridep_rt.transport.link import Link
-from hybridep_rt.transport.mailboxes import Mailboxes
+from hybridep_rt.transport.mailboxes import Mailboxes, Wait
 
 
 class WorkerLink:
@@ -44,7 +46,7 @@ class WorkerLink:
         metrics: Metrics,
     ) -> None:
         self.address = address
-        self.mailboxes = Mailboxes(address, dc_names, timeouts.operation_s, metrics, self._taken)
+        self.mailboxes = Mailboxes(address, dc_names, timeouts.operation_s, metrics, self._taken, self._ran_out)
         self._job = job
         self._dc_names = dc_names
         self._timeouts = timeouts
@@ -180,6 +182,9 @@ class WorkerLink:
         if wake:
             self._call(self._take_over)
 
+    def _ran_out(self, wait: Wait) -> None:
+        self._call(lambda: self._report(wait))
+
     def _call(self, callback: Callable[[], None]) -> None:
         """Run it in the background thread, unless that has ended (then `mailboxes` say why)."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -251,6 +256,20 @@ class WorkerLink:
         if self._link is not None:
             self._link.tell(Kind.FAIL, pack_peer(self.address, reason))
 
+    def _report(self, wait: Wait) -> None:
+        if self._link is not None:
+            self._link.tell(Kind.LATE, replace(self._describe(wait), asked=(self.address,)).pack())
+
+    def _excuse(self, link: Link) -> None:
+        wait = self.mailboxes.longest_wait()
+        link.tell(Kind.EXCUSE, pack_fields() if wait is None else self._describe(wait).pack())
+
+    def _describe(self, wait: Wait) -> Late:
+        assert self._session is not None
+        outstanding_bytes = self._session.assembly.outstanding_bytes(wait.source, wait.channel)
+        waited_s = time.monotonic() - wait.started
+        return Late(wait.source, wait.operation, wait.layer, waited_s, outstanding_bytes)
+
     def _abort(self) -> None:
         if self._link is not None:
             self._link.abort()
@@ -293,8 +312,11 @@ class WorkerLink:
                 self.mailboxes.depart(peer, where)
             case Kind.FAIL:
                 peer, reason = read_peer(notice.fields)
-                self._end(PeerLost(self._name_of(peer), reason))
+                late = Late.read(notice.fields).error(self._dc_names) if "waited" in notice.fields else None
+                self._end(late or PeerLost(self._name_of(peer), reason))
                 link.give_up()
+            case Kind.LATE:
+                self._excuse(link)
             case Kind.GOODBYE:
                 link.finish()
 
