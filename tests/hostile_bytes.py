@@ -13,15 +13,17 @@ import pytest
 from hybridep_rt.config import Limits
 from hybridep_rt.errors import RemoteProtocolError
 from hybridep_rt.protocol.address import Address
+from hybridep_rt.protocol.decoder import FrameDecoder
 from hybridep_rt.protocol.envelope import Envelope, encode_envelope
 from hybridep_rt.protocol.frames import (
     FIRST,
     HEADER_BYTES,
     LAST,
+    UNNUMBERED,
+    VERSION,
     Arrived,
     Control,
     Frame,
-    FrameDecoder,
     Kind,
     control_frame,
     encode_frame,
@@ -85,7 +87,11 @@ def valid_stream(random: Random) -> bytes:
 
 def to_bytes(frames: list[Frame]) -> bytes:
     """The frames as they travel, numbered from 0."""
-    return b"".join(encode_frame(frame, number) + b"".join(frame.payload) for number, frame in enumerate(frames))
+    parts, number = [], 0
+    for frame in frames:
+        parts += [encode_frame(frame, 0 if frame.kind in UNNUMBERED else number), *frame.payload]
+        number += frame.kind not in UNNUMBERED
+    return b"".join(parts)
 
 
 def with_checksum(header: bytes) -> bytes:
@@ -108,7 +114,7 @@ def _garbage(random: Random) -> bytes:
 
 
 def _garbage_after_magic(random: Random) -> bytes:
-    return b"HyEP\x01" + _garbage(random)
+    return b"HyEP" + bytes([VERSION]) + _garbage(random)
 
 
 def _flipped(random: Random) -> bytes:

@@ -13,7 +13,8 @@ from random import Random
 from hybridep_rt.config import Limits, Timeouts
 from hybridep_rt.errors import HybridEPError, RemoteProtocolError
 from hybridep_rt.protocol.address import COORDINATOR, Address
-from hybridep_rt.protocol.frames import Control, FrameDecoder, Kind, control_frame, encode_frame, pack_fields
+from hybridep_rt.protocol.decoder import FrameDecoder
+from hybridep_rt.protocol.frames import Control, Kind, control_frame, encode_frame, pack_fields
 from hybridep_rt.protocol.link import NONCE_BYTES, Closed, Job, LinkMachine, Send
 from tests.hostile_bytes import generated, valid_stream
 
@@ -142,14 +143,13 @@ def _machine(job: Job) -> LinkMachine:
 
 def _shake_hands(sock: socket.socket, job: Job) -> str | None:
     """Why the other side refuses; None if it hangs up, as it may when it has too many strangers."""
-    machine, decoder, sent = _machine(job), FrameDecoder(Limits()), 0
+    machine, decoder = _machine(job), FrameDecoder(Limits())
     todo = machine.start()
     while True:
         for command in todo:
             match command:
                 case Send(kind, metadata):
-                    sock.sendall(encode_frame(control_frame(kind, metadata), sent))
-                    sent += 1
+                    sock.sendall(encode_frame(control_frame(kind, metadata), 0))
                 case Closed(error):
                     return getattr(error, "reason", None)
         data = sock.recv(4096)

@@ -20,7 +20,7 @@ from hybridep_rt.config import Limits, Timeouts
 from hybridep_rt.errors import RemoteProtocolError
 from hybridep_rt.protocol.address import COORDINATOR, Address
 from hybridep_rt.protocol.frames import Control, Kind, pack_fields
-from hybridep_rt.protocol.link import NONCE_BYTES, Job, LinkMachine
+from hybridep_rt.protocol.link import NONCE_BYTES, PROTOCOL_VERSION, Job, LinkMachine
 from hybridep_rt.protocol.messages import Traffic
 from hybridep_rt.transport.worker_link import WorkerLink
 from tests.hostile_bytes import MEMORY_BYTES, digest, generated, valid_stream
@@ -29,7 +29,9 @@ from tests.test_coordinator import AT, JobUnderTest, make_topology, running
 
 INPUTS = 20_000
 VISITS_EACH = 6
-IMPATIENT = Timeouts(rendezvous_s=20, handshake_s=0.4, heartbeat_s=0.2, silence_s=10, operation_s=30, goodbye_s=3)
+IMPATIENT = Timeouts(
+    rendezvous_s=20, handshake_s=0.4, heartbeat_s=0.2, silence_s=10, resume_s=20, operation_s=30, goodbye_s=3
+)
 
 
 def digest_all(seed: int, count: int) -> Counter[str]:
@@ -79,7 +81,7 @@ def test_edits_of_a_valid_stream(seed: int, edits: list[tuple[str, int, bytes]],
 
 
 HANDSHAKE = {
-    "version": 1,
+    "version": PROTOCOL_VERSION,
     "cluster": "test",
     "digest": "d",
     "epoch": 0,
@@ -90,6 +92,7 @@ HANDSHAKE = {
     "code": 3,
     "text": "no",
     "reason": "no",
+    "standing": b"",
 }
 ODD = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=9) | st.binary(max_size=40)
 

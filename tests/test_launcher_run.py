@@ -185,7 +185,7 @@ def test_the_version_is_told() -> None:
 
 
 def test_a_job_over_tls(launch: Launch, tmp_path: Path) -> None:
-    authority = Authority(tmp_path / "certs")
+    authority = Authority(tmp_path / "certs", tmp_path.name)
     authority.issue("a")
     authority.issue("b")
     with (tmp_path / "two.yaml").open("a") as file:

@@ -310,6 +310,27 @@ def test_hanging_up_during_the_handshake() -> None:
     assert str(closed.error) == "DC a: it hung up during the handshake"
 
 
+def test_the_dialler_may_refuse_what_the_acceptor_has_opened() -> None:
+    [[mine], [opened, theirs]] = carry(
+        LinkMachine(
+            B,
+            JOB,
+            TIMEOUTS,
+            b"d" * 32,
+            100.0,
+            peer=A,
+            peer_name="DC a",
+            admit=lambda address, standing: Refusal(Code.SUPERSEDED, "another connection came first"),
+        ),
+        acceptor(),
+    )
+    assert opened == Opened(B)
+    for closed in (mine, theirs):
+        assert isinstance(closed, Closed)
+        assert isinstance(closed.error, ConnectionLost)
+        assert closed.error.reason == "another connection came first"
+
+
 def test_peers_in_notices() -> None:
     assert read_peer(unpack(pack_peer(B, "line\nbreak\x1b[0m"))) == (B, "line break [0m")
     assert len(read_peer(unpack(pack_peer(B, "x" * 9999)))[1]) == 500

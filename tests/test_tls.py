@@ -29,7 +29,7 @@ TIMEOUTS = Timeouts(
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
-    new = Authority(tmp_path / "certs")
+    new = Authority(tmp_path / "certs", "test")
     new.issue("a")
     new.issue("b")
     return new
@@ -74,18 +74,18 @@ def test_a_certificate_for_another_dc_is_refused_by_name(job: JobUnderTest, auth
     job.start(0, 1)
     outcomes = job.join()
     assert isinstance(outcomes[1], HandshakeRefused)
-    assert 'its certificate is for "c", not for DC "b"' in str(outcomes[1])
+    assert 'its certificate is for c.test.hybridep, not for DC "b"' in str(outcomes[1])
     assert isinstance(outcomes[0], ConnectFailed)
-    assert 'its certificate is for "c", not for DC "b"' in str(outcomes[0])
+    assert 'its certificate is for c.test.hybridep, not for DC "b"' in str(outcomes[0])
 
 
 def expired(authority: Authority, folder: Path) -> Tls:
-    authority.issue("b", days=-1)
+    authority.issue("b", expired=True)
     return Tls.in_folder(str(authority.folder), "b")
 
 
 def of_another_authority(authority: Authority, folder: Path) -> Tls:
-    other = Authority(folder / "other")
+    other = Authority(folder / "other", "test")
     other.issue("b")
     certificate = Tls.in_folder(str(other.folder), "b")
     return replace(certificate, authority=str(authority.folder / "ca.pem"))

@@ -340,6 +340,7 @@ _TRANSITIONS: dict[tuple[State, Kind], Callable[[LinkMachine, Control], list[Com
     (State.EXPECT_PROOF, Kind.REFUSE): LinkMachine._on_refuse,
     (State.EXPECT_WELCOME, Kind.WELCOME): LinkMachine._on_welcome,
     (State.EXPECT_WELCOME, Kind.REFUSE): LinkMachine._on_refuse,
+    (State.OPEN, Kind.REFUSE): LinkMachine._on_refuse,  # the dialler has the last word
     (State.OPEN, Kind.HEARTBEAT): LinkMachine._on_heartbeat,
     (State.OPEN, Kind.GOODBYE): LinkMachine._on_goodbye,
 }

@@ -28,6 +28,7 @@ from hybridep_rt.errors import (
 )
 from hybridep_rt.protocol.address import COORDINATOR, Address
 from hybridep_rt.protocol.backoff import Backoff
+from hybridep_rt.protocol.identity import dns_name
 from hybridep_rt.protocol.link import NONCE_BYTES, Admit, Code, Job, LinkMachine, Refusal
 from hybridep_rt.protocol.pacing import Downlink, LinkPacer, Uplink
 from hybridep_rt.protocol.session import INCARNATION_BYTES, Session, Standing
@@ -108,8 +109,9 @@ class Sites:
         if not self._topology.insecure:
             raise ConfigError(
                 f'coordinator of DC "{self._names[self._me.dc]}": no TLS, but {exposed[0]} is not this machine. Make '
-                f"certificates and set HYBRIDEP_TLS_FOLDER (or tls: {{folder: PATH}} in {self._topology.source}), or "
-                "write insecure: true there if everyone on the network may read and change the traffic"
+                "certificates (hybridep certs) and set HYBRIDEP_TLS_FOLDER, or tls: {folder: PATH} in "
+                f"{self._topology.source}; or write insecure: true there if everyone on the network may read and "
+                "change the traffic"
             )
         sys.stderr.write(
             f'hybridep: warning: coordinator of DC "{self._names[self._me.dc]}": insecure: true, '
@@ -214,11 +216,11 @@ class Sites:
         return None
 
     def _check_certificate(self, connection: Connection, address: Address) -> Refusal | None:
-        names, wanted = connection.certified_names(), self._names[address.dc]
-        if names is None or wanted in names:
+        names, dc = connection.certified_names(), self._names[address.dc]
+        if names is None or dns_name(self._topology.cluster, dc) in names:
             return None
         shown = ", ".join(sorted(names))[:200] or "nobody"
-        return Refusal(Code.ROLE, f'its certificate is for "{shown}", not for DC "{wanted}"')
+        return Refusal(Code.ROLE, f'its certificate is for {shown}, not for DC "{dc}"')
 
     def connection_opened(self, connection: Connection, standing: bytes) -> Link:
         """See `ConnectionOwner`."""

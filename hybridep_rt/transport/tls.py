@@ -1,4 +1,4 @@
-"""TLS 1.3 with a certificate on each side, for links between DCs. A certificate names its DC as a DNS name."""
+"""TLS 1.3 with a certificate on each side, for links between DCs. How it names its DC: see `protocol.identity`."""
 
 from __future__ import annotations
 
