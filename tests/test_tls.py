@@ -6,6 +6,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,6 +128,25 @@ def test_strangers_do_not_disturb_the_job(job: JobUnderTest) -> None:
         stranger.close()
     close(links)
     assert job.join() == {0: None, 1: None}
+
+
+def test_failed_tls_handshakes_leave_nothing_behind(job: JobUnderTest) -> None:
+    job.limits = Limits(strangers=2)
+    at = job.listeners[0].wan_address
+    assert at is not None
+    with Proxy(at) as proxy:
+        job.start(0, peers={})
+        job.start(1, peers={0: proxy.address})
+        links = job.connect_all()
+        for _ in range(30):
+            with socket.create_connection(at, timeout=5) as stranger, suppress(ConnectionError):
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                while stranger.recv(100):
+                    pass
+        proxy.cut()
+        talk_both(links)
+        close(links)
+        assert job.join() == {0: None, 1: None}
 
 
 def is_turned_away(at: tuple[str, int], context: ssl.SSLContext) -> bool:

@@ -120,8 +120,9 @@ class SendScheduler:
         """Queue a frame without payload that goes once nothing else is left."""
         self._last.append(control_frame(kind, metadata))
 
-    def drop_messages(self) -> None:
-        """Forget all messages; frames without payload stay."""
+    def drop_messages(self) -> list[Outgoing]:
+        """Forget all messages and return them; frames without payload stay."""
+        dropped = [queued.outgoing for flow in self._flows.values() for queued in flow]
         self._flows.clear()
         self._open.clear()
         self._aside.clear()
@@ -132,6 +133,7 @@ class SendScheduler:
             self._control.extend(frames)
         self._ends.clear()
         self.queued_bytes = dict.fromkeys(Traffic, 0)
+        return dropped
 
     def done(self, message_ids: Iterable[int]) -> None:
         """The receiver has dealt with these messages. Raises RemoteProtocolError where one was not sent."""

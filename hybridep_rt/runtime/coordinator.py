@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
 
 import uvloop
 
@@ -29,6 +27,7 @@ from hybridep_rt.protocol.scheduler import Outgoing
 from hybridep_rt.protocol.session import INCARNATION_BYTES, Session, Standing
 from hybridep_rt.runtime.sites import Sites, reachable_peers
 from hybridep_rt.runtime.status import Status, serve_status
+from hybridep_rt.transport.accept import accept_all
 from hybridep_rt.transport.connection import FLUSH_S, Connection
 from hybridep_rt.transport.link import Link
 from hybridep_rt.transport.listeners import Listeners
@@ -122,22 +121,18 @@ class Coordinator:
         loop = self._loop
         workers_per_dc = self._config.topology.workers_per_dc
         workers = self._acceptor(self._accept_worker, workers_per_dc[self._me.dc])
-        self._servers.append(await loop.create_unix_server(workers, sock=listeners.unix))
-        if listeners.workers_tcp is not None:
-            self._servers.append(await loop.create_server(workers, sock=listeners.workers_tcp))
+        for listener in (listeners.unix, listeners.workers_tcp):
+            if listener is not None:
+                self._tasks.append(loop.create_task(accept_all(listener, workers, None, 0.0)))
         if listeners.wan is not None and listeners.wan_address is not None:
             self._sites.check_security([listeners.wan_address])
-            await self._listen_wan(listeners.wan)
+            sites = self._acceptor(self._sites.accept, len(self._names))
+            tls, handshake_s = self._sites.tls_context, self._config.timeouts.handshake_s
+            self._tasks.append(loop.create_task(accept_all(listeners.wan, sites, tls, handshake_s)))
         if self._config.status_path is not None:
             answer = serve_status(self._status)
             self._servers.append(await loop.create_unix_server(answer, self._config.status_path))
             os.chmod(self._config.status_path, 0o600)
-
-    async def _listen_wan(self, sock: socket.socket) -> None:
-        sites = self._acceptor(self._sites.accept, len(self._names))
-        tls = self._sites.tls_context
-        timeout_s = self._config.timeouts.handshake_s if tls is not None else None
-        self._servers.append(await self._loop.create_server(sites, sock=sock, ssl=tls, ssl_handshake_timeout=timeout_s))
 
     def dial(self, peers: Mapping[int, tuple[str, int]]) -> None:
         """Start to reach the other coordinators, and the clock of the rendezvous. Raises ConfigError."""
@@ -335,12 +330,12 @@ class Coordinator:
 
     # Getting connected
 
-    def _acceptor(self, accept: Callable[[], Connection], expected: int) -> Callable[[], asyncio.BaseProtocol]:
+    def _acceptor(self, accept: Callable[[], Connection], expected: int) -> Callable[[], Connection | None]:
         """Makes the protocol of each connection that somebody opens: a stranger until the handshake is done."""
 
-        def protocol() -> asyncio.BaseProtocol:
+        def protocol() -> Connection | None:
             if len(self._strangers) >= expected + self._config.limits.strangers:
-                return _TurnedAway()
+                return None
             connection = accept()
             self._strangers.add(connection)
             for known in (connection.opened, connection.gone):
@@ -374,13 +369,6 @@ class Coordinator:
         while (deadline := self._membership.get_timer()) is not None:
             await asyncio.sleep(max(0.0, deadline - time.monotonic()))
             self._do(self._membership.handle_timer(time.monotonic()))
-
-
-class _TurnedAway(asyncio.Protocol):
-    """A stranger too many."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).abort()
 
 
 def _tell(links: Iterable[Link], kind: Kind, metadata: bytes, after: Address | None) -> None:

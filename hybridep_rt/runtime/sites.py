@@ -128,7 +128,7 @@ class Sites:
     async def reach(self, dc: int, where: tuple[str, int]) -> None:
         """Keep dialling while the link is down."""
         link, backoff = self.links[dc], Backoff(random.Random(), FIRST_WAIT_S, LONGEST_WAIT_S)
-        while True:
+        while not link.is_over:
             await link.down.wait()
             if not self.prefers_to_dial(dc):
                 await asyncio.sleep(OTHER_SIDE_FIRST_S)
@@ -201,6 +201,8 @@ class Sites:
         if refusal is not None:
             return refusal
         link, theirs = self.links[address.dc], Standing.unpack(raw)
+        if link.is_over:
+            return Refusal(Code.SUPERSEDED, "this link has ended")
         lost = link.session.restarted(theirs)
         if lost:
             who = address if lost == "there" else self._me

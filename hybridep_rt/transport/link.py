@@ -34,7 +34,10 @@ class Owner(Protocol):
         """GOODBYE, READY, FAIL, ... arrived. Raises RemoteProtocolError if it is malformed."""
 
     def link_sent(self, link: Link, outgoing: Outgoing) -> None:
-        """A message was handed to the socket (or to the emulated line), or has arrived if the link is resumable."""
+        """A message was handed to the socket (or to the emulated line), or has arrived if the link is resumable.
+
+        Also said of a message that was dropped.
+        """
 
     def link_closed(self, link: Link, error: HybridEPError | None) -> None:
         """The link is over, by goodbye or by `error`; said once."""
@@ -122,7 +125,7 @@ class Link:
 
     def drop_messages(self) -> None:
         """Nobody needs the queued messages any more: only frames without payload are still sent."""
-        self.session.scheduler.drop_messages()
+        self._tell_sent(self.session.scheduler.drop_messages())
 
     def give_up(self) -> None:
         """Drop the messages and `finish`."""
@@ -167,13 +170,14 @@ class Link:
 
     def attach(self, connection: Connection, standing: bytes) -> None:
         """A connection stands and carries the link from now on. Raises RemoteProtocolError."""
-        old, self.connection = self.connection, connection
+        old, self.connection = self.connection, None
         if old is not None:
             old.supersede()
         if self._deadline is not None:
             self._deadline.cancel()
         first = not self.ever_open
         arrived = self.session.resume(Standing.unpack(standing))
+        self.connection = connection
         self.down.clear()
         if self._goodbye_said:
             connection.machine.say_goodbye()
