@@ -13,7 +13,8 @@ class Timeouts:
 
     `rendezvous_s`: until all coordinators and workers have met. `handshake_s`: one connection's handshake.
     `heartbeat_s`: a quiet link sends a heartbeat this often. `silence_s`: a link that is quiet for so long is lost.
-    `resume_s`: a link between DCs whose connection was lost has so long to come back; then the run ends.
+    `resume_s`: a link between DCs whose connection was lost has so long to come back; then the run ends. `refused_s`:
+    sooner, if the other DC's address refuses connections for so long: nobody listens there any more.
     `operation_s`: one wait for one peer inside a training step. `goodbye_s`: for an orderly end.
     """
 
@@ -22,6 +23,7 @@ class Timeouts:
     heartbeat_s: float = 1.0
     silence_s: float = 10.0
     resume_s: float = 30.0
+    refused_s: float = 5.0
     operation_s: float = 300.0
     goodbye_s: float = 5.0
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from launcher.processes import clear_away
-from tests.launched import Launch, Launched, launching
+from tests.launched import TOKEN, Launch, Launched, launching
+from tests.test_launcher_run import sites
 
 WORKERS = 3
 
@@ -47,6 +48,24 @@ def test_a_killed_mpirun_ends_the_job(launch: Launch) -> None:
     assert "hybridep: mpirun died (signal 9)" in job.text
     assert 'worker 1 of DC "b"' in job.text
     job.wait_until_gone()
+
+
+@pytest.mark.parametrize(("victim", "survivor"), ["ab", "ba"])
+@pytest.mark.parametrize("role", ["worker", "coordinator"])
+def test_a_killed_rank_of_one_site_ends_the_other_site_too(
+    launch: Launch, tmp_path: Path, role: str, victim: str, survivor: str
+) -> None:
+    sites(tmp_path)
+    jobs = {
+        dc: launch("run", "sites.yaml", "--site", dc, "--", "job.py", "wait", HYBRIDEP_RUN_TOKEN=TOKEN) for dc in "ab"
+    }
+    for job in jobs.values():
+        job.until("joined")
+    os.kill(jobs[victim].pids(f"launcher.entry {role} ")[-1], signal.SIGKILL)
+    for job in jobs.values():
+        assert job.end() not in (0, 2)
+        job.wait_until_gone()
+    assert f'{role}{" 0" if role == "worker" else ""} of DC "{victim}"' in jobs[survivor].text
 
 
 def test_a_killed_launcher_leaves_nothing(launch: Launch) -> None:

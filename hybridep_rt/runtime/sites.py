@@ -23,6 +23,7 @@ from hybridep_rt.errors import (
     ConnectFailed,
     HandshakeRefused,
     HybridEPError,
+    PeerLost,
     PeerRestarted,
     TransportError,
 )
@@ -127,6 +128,7 @@ class Sites:
 
     async def reach(self, dc: int, where: tuple[str, int]) -> None:
         """Keep dialling while the link is down."""
+        refused_since: float | None = None
         link, backoff = self.links[dc], Backoff(random.Random(), FIRST_WAIT_S, LONGEST_WAIT_S)
         while not link.is_over:
             await link.down.wait()
@@ -137,8 +139,15 @@ class Sites:
             outcome = await self._attempt(link, where)
             if link.ever_open and not link.down.is_set():
                 backoff.reset()
+                refused_since = None
                 continue
             if self._is_final(link, outcome):
+                return
+            now = time.monotonic()
+            refused_since = (refused_since or now) if isinstance(outcome, ConnectionRefusedError) else None
+            if link.ever_open and refused_since is not None and now - refused_since >= self._timeouts.refused_s:
+                reason = f"nobody listens at tcp:{where[0]}:{where[1]} any more, for {now - refused_since:.0f} s"
+                self._owner.site_refused(PeerLost(link.name, reason))
                 return
             link.last_failure = outcome.reason if isinstance(outcome, TransportError) else str(outcome)
             place = f"not reached at tcp:{where[0]}:{where[1]}: {link.last_failure}"

@@ -60,7 +60,8 @@ async def attempt(
     try:
         connection = await _connect(make, where, tls)
     except OSError as error:  # TLS errors are OSErrors
-        return OSError(error.strerror or str(error) or "no answer")
+        reason = error.strerror or str(error) or "no answer"
+        return ConnectionRefusedError(reason) if isinstance(error, ConnectionRefusedError) else OSError(reason)
     try:
         return await asyncio.shield(connection.opened) or connection
     except asyncio.CancelledError:
