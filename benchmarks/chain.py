@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,13 +30,13 @@ class Chain:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Chain]:
-    """The chain lives inside the block."""
+def running(certificates: str | None = None) -> Iterator[Chain]:
+    """The chain lives inside the block. `certificates`: a folder with those of "a" and "b", for TLS in its middle."""
     with tempfile.TemporaryDirectory(prefix="chain-") as folder, processes() as start:
         receiver, receiver_pid = start(_receive, f"{folder}/b")
         ask(receiver)
-        far, far_pid = start(_forward, "tcp", f"{folder}/b")
-        near, near_pid = start(_forward, f"{folder}/a", ask(far))
+        far, far_pid = start(_forward, "tcp", f"{folder}/b", certificates)
+        near, near_pid = start(_forward, f"{folder}/a", ask(far), certificates)
         ask(near)
         sender, sender_pid = start(_send, f"{folder}/a")
         ask(sender)
@@ -67,16 +68,32 @@ def _receive(path: str, told: Connection) -> None:
             told.send(time.monotonic())
 
 
-def _forward(listens: str, onward: str | int, told: Connection) -> None:
+def _forward(listens: str, onward: str | int, certificates: str | None, told: Connection) -> None:
     """One process: what arrives goes on as it is."""
     with _listen(listens) as server:
         told.send(server.getsockname()[1] if listens == "tcp" else "ready")
         near, _ = server.accept()
     near.settimeout(None)
+    far = _connect(onward)
+    if certificates is not None and listens == "tcp":
+        near = _context(ssl.PROTOCOL_TLS_SERVER, f"{certificates}/b", certificates).wrap_socket(near, server_side=True)
+    elif certificates is not None:
+        far = _context(ssl.PROTOCOL_TLS_CLIENT, f"{certificates}/a", certificates).wrap_socket(far)
     buffer = memoryview(bytearray(_FORWARD_BYTES))
-    with near, _connect(onward) as far, contextlib.suppress(OSError):
+    with near, far, contextlib.suppress(OSError):
         while got := near.recv_into(buffer):
             far.sendall(buffer[:got])
+
+
+def _context(side: int, files: str, folder: str) -> ssl.SSLContext:
+    """TLS 1.3 with a certificate on each side, as coordinators have it."""
+    context = ssl.SSLContext(side)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(f"{folder}/ca.pem")
+    context.load_cert_chain(f"{files}.pem", f"{files}.key")
+    return context
 
 
 def _listen(where: str) -> socket.socket:

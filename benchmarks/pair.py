@@ -10,8 +10,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from hybridep_rt.config import Limits, Timeouts
@@ -22,7 +24,9 @@ from hybridep_rt.protocol.link import Job
 from hybridep_rt.protocol.position import Phase, Position
 from hybridep_rt.runtime.coordinator import CoordinatorConfig, run_coordinator
 from hybridep_rt.transport.listeners import open_listeners
+from hybridep_rt.transport.tls import Tls
 from hybridep_rt.transport.worker_link import WorkerLink
+from launcher.authority import issue, new_authority
 from topology import Datacenter, Host, Link, LinkTable, Topology
 
 HERE, THERE = Address(0, 0), Address(1, 0)
@@ -50,12 +54,15 @@ def two_sites(link: Link, *, emulate: bool = False) -> Topology:
 
 
 @contextlib.contextmanager
-def running(topology: Topology, here: Work, there: Work) -> Iterator[Pair]:
-    """The pair lives inside the block. Each worker's function ends when it is told None."""
+def running(topology: Topology, here: Work, there: Work, certificates: str | None = None) -> Iterator[Pair]:
+    """The pair lives inside the block. Each worker's function ends when it is told None.
+
+    `certificates`: the folder of `write_certificates`, for TLS between the coordinators.
+    """
     token = secrets.token_bytes(32)
     with tempfile.TemporaryDirectory(prefix="pair-") as folder, processes() as start:
-        first, first_pid = start(_coordinate, topology, token, folder, 0, {})
-        _, second_pid = start(_coordinate, topology, token, folder, 1, {0: ask(first)})
+        first, first_pid = start(_coordinate, topology, token, folder, certificates, 0, {})
+        _, second_pid = start(_coordinate, topology, token, folder, certificates, 1, {0: ask(first)})
         ends = [start(_work, topology, token, folder, dc, work) for dc, work in ((0, here), (1, there))]
         for connection, _ in ends:
             ask(connection)
@@ -111,13 +118,33 @@ def cpu_s(pids: tuple[int, ...]) -> float:
     return total / _CLOCK_TICKS
 
 
+def write_certificates(folder: str, topology: Topology) -> None:
+    """An authority's and each DC's, valid for a day, into a folder that only the owner can enter."""
+    now, valid = datetime.now(UTC), timedelta(days=1)
+    authority = new_authority(None, now, valid)
+    Path(folder, "ca.pem").write_bytes(authority.certificate)
+    for dc in topology.datacenters:
+        made = issue(authority, topology.cluster, dc, now, valid)
+        Path(folder, f"{dc.name}.pem").write_bytes(made.certificate)
+        key = Path(folder, f"{dc.name}.key")
+        key.touch(0o600)
+        key.write_bytes(made.key)
+
+
 def _coordinate(
-    topology: Topology, token: bytes, folder: str, dc: int, peers: dict[int, tuple[str, int]], tell: Connection
+    topology: Topology,
+    token: bytes,
+    folder: str,
+    certificates: str | None,
+    dc: int,
+    peers: dict[int, tuple[str, int]],
+    tell: Connection,
 ) -> None:
     listeners = open_listeners(f"{folder}/{dc}", ("127.0.0.1", 0), None)
     tell.send(listeners.wan_address)
     try:
-        run_coordinator(CoordinatorConfig(topology, dc, token, 0, Timeouts(), Limits()), listeners, peers)
+        tls = None if certificates is None else Tls.in_folder(certificates, topology.dc_names[dc])
+        run_coordinator(CoordinatorConfig(topology, dc, token, 0, Timeouts(), Limits(), tls), listeners, peers)
     except HybridEPError:
         sys.exit(1)  # it has said why
 

@@ -2,12 +2,15 @@
 
     python -m benchmarks.transport --json benchmarks/results/transport.json [--quick]
 
+Once without and once with TLS between the coordinators, and between the forwarders of the bare chain.
+
 Both chains have the same four processes and the same kinds of socket (Unix, TCP on loopback, Unix), live at the same
 time and move the same bytes in turns. The aim is at least 0.8 times the bare chain's goodput.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -54,6 +57,7 @@ class Result:
     """One load over both chains. `goodput_ratio`: the runtime's against the bare chain's, of neighbours."""
 
     load: Load
+    tls: bool
     goodput_bytes_per_s: dict[str, Interval]
     cpu_s_per_gb: dict[str, Interval]
     goodput_ratio: Interval
@@ -77,17 +81,21 @@ def receive_loads(link: WorkerLink, told: Connection) -> None:
         told.send(time.monotonic())
 
 
-def measure(loads: Sequence[Load], rounds: int, console: Console) -> list[Result]:
+def measure(loads: Sequence[Load], rounds: int, tls: bool, console: Console) -> list[Result]:
     """Every load over both chains in turns."""
-    with (
-        chain.running() as bare,
-        pair.running(pair.two_sites(_LINK), send_loads, receive_loads) as ours,
-    ):
-        ways = {BARE: (bare.sender, bare.receiver, bare.pids), RUNTIME: (ours.here, ours.there, ours.pids)}
-        return [_measure_one(load, rounds, ways) for load in track(loads, "one load after the other", console=console)]
+    topology = pair.two_sites(_LINK)
+    with tempfile.TemporaryDirectory(prefix="certificates-") as folder:
+        pair.write_certificates(folder, topology)
+        used = folder if tls else None
+        with chain.running(used) as bare, pair.running(topology, send_loads, receive_loads, used) as ours:
+            ways = {BARE: (bare.sender, bare.receiver, bare.pids), RUNTIME: (ours.here, ours.there, ours.pids)}
+            shown = "with TLS" if tls else "without TLS"
+            return [_measure_one(load, rounds, tls, ways) for load in track(loads, shown, console=console)]
 
 
-def _measure_one(load: Load, rounds: int, ways: dict[str, tuple[Connection, Connection, tuple[int, ...]]]) -> Result:
+def _measure_one(
+    load: Load, rounds: int, tls: bool, ways: dict[str, tuple[Connection, Connection, tuple[int, ...]]]
+) -> Result:
     def once(sender: Connection, receiver: Connection, pids: tuple[int, ...]) -> tuple[float, float]:
         before_s = pair.cpu_s(pids)
         receiver.send((load.messages, load.message_bytes))
@@ -100,6 +108,7 @@ def _measure_one(load: Load, rounds: int, ways: dict[str, tuple[Connection, Conn
     seconds = {name: [wall for wall, _ in values] for name, values in taken.items()}
     return Result(
         load,
+        tls,
         {name: median_interval([load.nbytes / wall for wall in values]) for name, values in seconds.items()},
         {name: median_interval([cpu / load.nbytes * _GB for _, cpu in values]) for name, values in taken.items()},
         ratio_interval(seconds[RUNTIME], seconds[BARE]),
@@ -112,7 +121,7 @@ def table(results: Sequence[Result]) -> Table:
     for column in ("load", "way", "MB/s", "CPU s/GB", "of the bare chain"):
         shown.add_column(column, justify="left" if column in ("load", "way") else "right")
     for result in results:
-        load = f"{result.load.messages} x {result.load.message_bytes >> 10} KiB"
+        load = f"{result.load.messages} x {result.load.message_bytes >> 10} KiB" + (", TLS" if result.tls else "")
         for name, goodput in result.goodput_bytes_per_s.items():
             ratio = result.goodput_ratio
             compared = "" if name == BARE else f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
@@ -127,10 +136,10 @@ def main(json_path: Path | None, quick: bool) -> None:
     """Move bytes between two workers over the runtime and over a bare chain, in turns."""
     console = Console(width=120)
     loads, rounds = (QUICK, 4) if quick else (FULL, 15)
-    results = measure(loads, rounds, console)
+    results = [result for tls in (False, True) for result in measure(loads, rounds, tls, console)]
     console.print(table(results))
     if json_path is not None:
-        settings = {"quick": quick, "rounds": rounds, "aim": AIM, "tls": False}
+        settings = {"quick": quick, "rounds": rounds, "aim": AIM}
         write_report(json_path, report("transport", settings, [asdict(result) for result in results]))
 
 

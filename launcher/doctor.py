@@ -171,7 +171,11 @@ def _port_checks(topology: Topology, ports: dict[int, Port]) -> list[Check]:
 
 
 def _reach_checks(topology: Topology, ports: dict[int, Port]) -> list[Check]:
-    others = {dc.name: dc.wan for at, dc in enumerate(topology.datacenters) if dc.wan is not None and at not in ports}
+    others = {
+        dc.name: dc.wan
+        for at, dc in enumerate(topology.datacenters)
+        if dc.wan is not None and dc.reachable and at not in ports
+    }
     found = try_to_reach(others.values())
     return [check_reach(name, _text(address), found[address]) for name, address in others.items()]
 

@@ -22,8 +22,9 @@ def test_delays_are_summed_up() -> None:
         priority.Delays.of(0, [])
 
 
-def test_a_load_goes_over_both_chains() -> None:
-    [result] = transport.measure([transport.Load(3, 100_000)], 2, Console(quiet=True))
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_load_goes_over_both_chains(tls: bool) -> None:
+    [result] = transport.measure([transport.Load(3, 100_000)], 2, tls, Console(quiet=True))
     assert result.load.nbytes == 300_000
     assert set(result.goodput_bytes_per_s) == {transport.BARE, transport.RUNTIME}
     assert min(goodput.low for goodput in result.goodput_bytes_per_s.values()) > 0

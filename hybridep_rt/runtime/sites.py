@@ -23,7 +23,6 @@ from hybridep_rt.errors import (
     ConnectFailed,
     HandshakeRefused,
     HybridEPError,
-    PeerLost,
     PeerRestarted,
     TransportError,
 )
@@ -143,15 +142,14 @@ class Sites:
                 continue
             if self._is_final(link, outcome):
                 return
-            now = time.monotonic()
-            refused_since = (refused_since or now) if isinstance(outcome, ConnectionRefusedError) else None
-            if link.ever_open and refused_since is not None and now - refused_since >= self._timeouts.refused_s:
-                reason = f"nobody listens at tcp:{where[0]}:{where[1]} any more, for {now - refused_since:.0f} s"
-                self._owner.site_refused(PeerLost(link.name, reason))
-                return
             link.last_failure = outcome.reason if isinstance(outcome, TransportError) else str(outcome)
             place = f"not reached at tcp:{where[0]}:{where[1]}: {link.last_failure}"
             self._owner.site_missed(ConnectFailed(link.name, place))
+            now = time.monotonic()
+            refused_since = (refused_since or now) if isinstance(outcome, ConnectionRefusedError) else None
+            if link.ever_open and refused_since is not None and now - refused_since >= self._timeouts.refused_s:
+                link.give_up_waiting()
+                return
             await asyncio.sleep(backoff.next_s())
 
     def prefers_to_dial(self, dc: int) -> bool:

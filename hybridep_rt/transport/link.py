@@ -53,6 +53,7 @@ class Link:
         self.session = session
         self.connection: Connection | None = None
         """The connection that carries it; None between two of them."""
+        self._lost = ("", 0.0)
         self.down = asyncio.Event()
         self.down.set()
         self.last_failure = ""
@@ -253,9 +254,14 @@ class Link:
         connection.supersede()
         self.down.set()
         reason = error.reason if isinstance(error, TransportError) else str(error)
-        self._deadline = self._loop.call_later(self._timeouts.resume_s, self._give_up_waiting, reason, time.monotonic())
+        self._lost = (reason, time.monotonic())
+        self._deadline = self._loop.call_later(self._timeouts.resume_s, self.give_up_waiting)
 
-    def _give_up_waiting(self, reason: str, since: float) -> None:
+    def give_up_waiting(self) -> None:
+        """No connection will come any more: end with what was lost. Only while there is none."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        reason, since = self._lost
         attempt = f"; last attempt: {self.last_failure}" if self.last_failure else ""
         waited_s = time.monotonic() - since
         self._over = True

@@ -28,7 +28,9 @@ PHASES = ("rendezvous", "forward", "backward", "optimizer", "shutdown")
 WORKERS = ("worker 0 of a", "worker 1 of a", "worker 1 of b")
 COORDINATORS = ("coordinator of a", "coordinator of b")
 LAUNCHERS = ("mpirun", "launcher")
-TIMEOUTS = Timeouts(rendezvous_s=90, handshake_s=5, heartbeat_s=0.5, silence_s=5, operation_s=60, goodbye_s=3)
+TIMEOUTS = Timeouts(
+    rendezvous_s=90, handshake_s=5, heartbeat_s=0.5, silence_s=5, resume_s=6, operation_s=60, goodbye_s=3
+)
 START_S = 240.0
 ATTEMPTS = 4
 ENDING_S = 15.0
@@ -95,8 +97,8 @@ class Case:
         """From the signal to the end of the job."""
         if self.signal is signal.SIGKILL:
             return ENDING_S
-        noticed_s = TIMEOUTS.rendezvous_s if self.phase == "rendezvous" else TIMEOUTS.silence_s
-        return noticed_s + ENDING_S
+        lost_s = TIMEOUTS.silence_s + TIMEOUTS.resume_s
+        return (TIMEOUTS.rendezvous_s if self.phase == "rendezvous" else lost_s) + ENDING_S
 
     @property
     def name(self) -> str:
