@@ -43,7 +43,7 @@ def test_workers_start_when_everyone_is_there() -> None:
     assert new.joined(SITE_C) == [TellSites((2,), Kind.SITE_READY, NONE)]
     assert new.missing() == ['workers of DC "a"', 'workers of DC "c"']
     assert new.site_ready(2) == []
-    assert new.get_timer() == 160.0
+    assert new.get_timer() == 161.0
     assert new.site_ready(0) == [TellWorkers(Kind.READY, NONE)]
     assert new.get_timer() is None
 

@@ -40,6 +40,9 @@ class End:
 
 Command: TypeAlias = TellWorkers | TellSites | End
 
+OTHERS_FIRST_S = 1.0
+"""Where only workers of another DC are missing, its coordinator, who can name them, speaks first."""
+
 
 class Membership:
     """Events in, commands out. Workers may start once every worker of every DC has joined its coordinator."""
@@ -100,11 +103,14 @@ class Membership:
 
     def missing(self) -> list[str]:
         """Names of those who have not joined."""
-        absent = sorted((self._workers | self._sites) - self._joined)
+        absent = sorted(self._absent())
         waiting = sorted(site.dc for site in self._sites & self._joined if site.dc not in self._sites_ready)
         return [self._describe(address) for address in absent] + [
             f'workers of DC "{self._names[dc]}"' for dc in waiting
         ]
+
+    def _absent(self) -> set[Address]:
+        return (self._workers | self._sites) - self._joined
 
     def _describe(self, address: Address) -> str:
         return f'DC "{self._names[address.dc]}"' if address in self._sites else address.describe(self._names)
@@ -152,17 +158,19 @@ class Membership:
 
     def get_timer(self) -> float | None:
         """When `handle_timer` has to be called; None once everyone is here."""
-        return None if self._started or self.ended else self._deadline
+        if self._started or self.ended:
+            return None
+        return self._deadline if self._absent() else self._deadline + OTHERS_FIRST_S
 
     def handle_timer(self, now: float) -> list[Command]:
         """Time passed: those who are missing now don't come any more."""
-        missing = self.missing()
-        if self._started or self.ended or now < self._deadline or not missing:
+        deadline, missing = self.get_timer(), self.missing()
+        if deadline is None or now < deadline or not missing:
             return []
         reason = f"did not join within {self._rendezvous_s:g} s"
         if self._last_refused:
             reason += f"; last refused attempt: {self._last_refused}"
-        first = min((self._workers | self._sites) - self._joined, default=Address(self._dc, COORDINATOR))
+        first = min(self._absent() or [site for site in self._sites if site.dc not in self._sites_ready])
         return self._fail(first, reason, ConnectFailed(", ".join(missing), reason))
 
     def _fail(self, address: Address, reason: str, error: HybridEPError, late: Late | None = None) -> list[Command]:
