@@ -45,7 +45,7 @@ _ADDRESSES = ("workers_address", "wan_address")
 def listen_address(topology: Topology, dc: int) -> Address | None:
     """Where the DC's coordinator waits for other coordinators; port 0: any, told over MPI."""
     here = topology.datacenters[dc]
-    if len(topology.datacenters) == 1:
+    if len(topology.datacenters) == 1 or not here.reachable:
         return None
     if here.wan is not None:
         return here.listen or here.wan
@@ -102,12 +102,15 @@ def endpoint(records: Sequence[Record], rank: int) -> str:
 
 
 def peers(records: Sequence[Record], topology: Topology, dc: int) -> dict[int, Address]:
-    """DC -> where its coordinator is reached: the topology's wan address, or what it told over MPI."""
+    """DC -> where its coordinator is reached: the topology's wan address, or what it told over MPI.
+
+    DCs that only dial are left out.
+    """
     told = {each.dc: each.wan_address for each in records if each.is_coordinator}
     found = {}
     for other, place in enumerate(topology.datacenters):
         address = place.wan or told.get(other)
-        if other == dc:
+        if other == dc or not place.reachable:
             continue
         if address is None:
             raise ConfigError(f'DC "{place.name}" is not in this mpirun and has no wan address in {topology.source}')

@@ -148,7 +148,7 @@ def _check_codecs(items: tuple[str, ...]) -> str:
 def _check_meeting_places(topology: Topology, site: str) -> None:
     topology.dc_index(site)
     for dc in topology.datacenters:
-        if dc.wan is None and len(topology.datacenters) > 1:
+        if dc.wan is None and dc.reachable and len(topology.datacenters) > 1:
             raise ConfigError(f'{topology.source}: --site needs the address where DCs meet: DC "{dc.name}" has no wan')
 
 

@@ -16,7 +16,7 @@ class Proxy:
         self.address = ("", 0)
         self.cuts = 0
         self.connections = 0
-        self._target = target
+        self.target = target
         self._cut_after_bytes = cut_after_bytes
         self._cuts_left = cuts
         self._random = random.Random(seed)
@@ -72,7 +72,7 @@ class Proxy:
         self.connections += 1
         self._writers.add(writer)
         try:
-            onward_reader, onward_writer = await asyncio.open_connection(*self._target, limit=1 << 16)
+            onward_reader, onward_writer = await asyncio.open_connection(*self.target, limit=1 << 16)
         except OSError:
             writer.transport.abort()
             return
