@@ -30,10 +30,12 @@ def train(launch: Launch, folder: Path, name: str, plan: str, steps: int, proxy:
     jobs = [launch(*words, "--site", dc, *command, HYBRIDEP_RUN_TOKEN=TOKEN) for dc in "ab"]
     if stall_s:
         jobs[0].until(f"step {steps // 2}", patience_s=2 * START_S)
+        connections = proxy.connections
         proxy.freeze()
         threading.Timer(stall_s, proxy.thaw).start()
     for job in jobs:
         assert job.end(2 * START_S + steps) == 0, job.text
+    assert not stall_s or proxy.connections == connections, "the link was given up though it only stood still"
 
 
 def same_bits(folder: Path, one: str, other: str) -> None:

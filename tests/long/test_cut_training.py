@@ -32,9 +32,8 @@ def test_cuts_and_a_stall(launch: Launch, tmp_path: Path, plan: str) -> None:
         train(launch, tmp_path, "calm", plan, STEPS, calm)
         train(launch, tmp_path, "rough", plan, STEPS, rough)
         train(launch, tmp_path, "stalled", plan, STEPS, stalled, stall_s=5.0)
-        cuts, connections = rough.cuts, stalled.connections
+        cuts = rough.cuts
     assert cuts >= 90
-    assert connections == 1
     same_bits(tmp_path, "calm", "rough")
     same_bits(tmp_path, "calm", "stalled")
     path = RESULTS / "cuts.json"
