@@ -85,7 +85,7 @@ def measure(plan: str, rounds: int, steps: int) -> dict[str, list[Job]]:
 @click.option("--quick", is_flag=True, help="One round of few steps: to see that it works.")
 def main(json_path: Path | None, quick: bool) -> None:
     """Compare the coordinators' emulation of a WAN with the testbed."""
-    rounds, steps = (1, 3) if quick else (3, 7)
+    rounds, steps = (1, 3) if quick else (2, 7)
     console, rows, results = Console(width=140), [], []
     for plan in ("ep", "domains:2"):
         taken = measure(plan, rounds, steps)
