@@ -1,0 +1,93 @@
+"""Volumes of one layer under a plan -> seconds on each link and at each DC. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridep_rt.planner.economics import CHOICE_BACKWARD_BYTES, CHOICE_FORWARD_BYTES
+from hybridep_rt.planner.job import Job
+from hybridep_rt.planner.network import Array
+from hybridep_rt.planner.site_plan import Flags
+from hybridep_rt.planner.volumes import Volumes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Way:
+    """One exchange there and back, per micro-batch: bytes and wire seconds [..., source, target], compute likewise.
+
+    `visits`: whether source has any tokens at target. `back` is [..., target of the way out, its source].
+    """
+
+    visits: Flags
+    out_bytes: Array
+    back_bytes: Array
+    out_s: Array
+    back_s: Array
+    compute_s: Array
+    encode_s: Array
+    decode_s: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerTimes:
+    """One layer: its two exchanges, and once per step its weights out and gradients home [..., source, target]."""
+
+    forward: Way
+    backward: Way
+    weights_bytes: Array
+    weights_s: Array
+    weights_encode_s: Array
+    weights_decode_s: Array
+    gradients_bytes: Array
+    gradients_s: Array
+    gradients_encode_s: Array
+    gradients_decode_s: Array
+    has_copies: bool
+
+
+def layer_times(job: Job, layer: int, found: Volumes) -> LayerTimes:
+    """Of the plans that `found` has as leading axes."""
+    shape, work, compute = job.work.layers[layer], job.work, job.compute
+    vectors = found.rows * shape.hidden * work.token_bytes
+    away = ~np.eye(job.layout.dcs, dtype=bool)
+    out = np.where(away, vectors + found.choices * CHOICE_FORWARD_BYTES, 0.0)
+    back = np.where(away, vectors, 0.0)
+    answer = np.where(away, vectors + found.choices * CHOICE_BACKWARD_BYTES, 0.0)
+    coded = np.where(away, found.rows, 0.0) * shape.hidden * compute.token_codec_s
+    workers = np.array(job.layout.workers_per_dc, float)
+    weights = found.copies * shape.parameters_per_expert * work.weight_bytes
+    gradients = np.swapaxes(found.copies, -1, -2) * shape.parameters_per_expert * work.gradient_bytes
+    weight_s, gradient_s = (
+        shape.parameters_per_expert * each for each in (compute.weight_codec_s, compute.gradient_codec_s)
+    )
+    returned = found.copies.sum(-1) / workers
+    return LayerTimes(
+        _way(job, found.compute_s, out, back, coded / workers),
+        _way(job, found.compute_s * compute.backward_factor, back, answer, coded / workers),
+        weights_bytes=weights,
+        weights_s=job.network.wire_s(weights),
+        weights_encode_s=found.published / workers * weight_s,
+        weights_decode_s=found.held * weight_s + found.spread_in_s,
+        gradients_bytes=gradients,
+        gradients_s=job.network.wire_s(gradients),
+        gradients_encode_s=found.held * gradient_s + found.spread_in_s,
+        gradients_decode_s=returned * gradient_s,
+        has_copies=bool(found.copies.any()),
+    )
+
+
+def _way(job: Job, compute_s: Array, out: Array, back: Array, coded_s: Array) -> Way:
+    home = np.swapaxes(back, -1, -2)
+    own_s, visitors_s = coded_s.sum(-1), coded_s.sum(-2)
+    return Way(
+        visits=out > 0,
+        out_bytes=out,
+        back_bytes=home,
+        out_s=job.network.wire_s(out),
+        back_s=job.network.wire_s(home),
+        compute_s=compute_s,
+        encode_s=own_s + visitors_s,
+        decode_s=own_s + visitors_s,
+    )
