@@ -13,22 +13,21 @@ them come all tokens of the layers that backward still has to pass.
 
 Not modelled: the small share of a link that a waiting class is guaranteed, lost packets, and jitter.
 
-Shapes: P plans at once, D datacenters; [P,D,D] is [source, target].
+Shapes: P plans at once, D datacenters. Links are kept by stage, [P, D, D-1]: [x, s] is the link from DC x to DC
+x - 1 - s (mod D), which is also the order in which DC x serves its visitors. `Stages` translates from [source, target].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridep_rt.planner.job import Job
-from hybridep_rt.planner.layer_times import LayerTimes, Way
+from hybridep_rt.planner.layer_times import LayerTimes
 from hybridep_rt.planner.network import Array
-from hybridep_rt.planner.site_plan import Flags
+from hybridep_rt.planner.stages import StagedLayer, StagedOnce, StagedWay, Stages, staged
 
 PARTS = ("compute", "codecs", "tokens", "experts", "gradients", "dense")
 """What a DC's step consists of: its own work, and waits for tokens, experts, returned gradients and dense sums."""
@@ -37,7 +36,8 @@ MICRO_BATCHES_MOST = 6
 """More are not followed one by one: those in the middle repeat the second."""
 
 Recorder = Callable[[str, str, int, Array, Array, Array], None]
-"""(stream: compute, tokens, experts, gradients or dense; kind; layer; start, end, arrival), [D] or [D,D] of plan 0."""
+"""(stream: compute, visitors, tokens, experts, gradients or dense; kind; layer; start, end, arrival of plan 0): [D] of
+compute, [D, chunks * (D-1)] of visitors, else [D, D-1] by stage; -inf where nothing happens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +61,7 @@ class Outcome:
 
 def run(job: Job, layers: Sequence[LayerTimes], record: Recorder | None = None) -> Outcome:
     """Play one step through. All `layers` have the same number of plans as leading axis."""
-    schedule = _Schedule(job, layers, record)
+    schedule = _Schedule(job, staged(job, layers), record)
     schedule.publish()
     count = job.work.micro_batches
     followed = min(count, MICRO_BATCHES_MOST)
@@ -76,19 +76,17 @@ def run(job: Job, layers: Sequence[LayerTimes], record: Recorder | None = None) 
 
 
 class _Schedule:
-    def __init__(self, job: Job, layers: Sequence[LayerTimes], record: Recorder | None) -> None:
+    def __init__(self, job: Job, layers: Sequence[StagedLayer], record: Recorder | None) -> None:
         plans, dcs = layers[0].weights_encode_s.shape
         self._job = job
         self._layers = layers
         self._record = record
-        self._delay_s = job.network.delay_s
+        self._stages = Stages(dcs)
+        self._delay_s = self._stages.of(job.network.delay_s[None])
         self._pre_s = np.broadcast_to(job.pre_expert_s, (plans, dcs))
-        self._here = np.arange(dcs)
-        self._visitor = (self._here[:, None] - np.arange(1, dcs)) % dcs if dcs > 1 else np.zeros((1, 0), np.int64)
-        self._pairs = np.zeros((plans, dcs, dcs))
-        self._link_free = self._pairs - np.inf
-        self._experts_free = self._pairs.copy()
-        self._gradients_free = self._pairs - np.inf
+        self._link_free = np.full((plans, dcs, dcs - 1), -np.inf)
+        self._experts = _Background(self._stages, np.zeros((plans, dcs)), np.zeros_like(self._link_free))
+        self._gradients = _Background(self._stages, np.full((plans, dcs), -np.inf), self._link_free)
         self._released: list[Array] = []
         self.now: Array = np.zeros((plans, dcs))
         self.forward_s: Array = self.now
@@ -104,10 +102,13 @@ class _Schedule:
         """All layers. The first micro-batch waits for the copies' weights."""
         for layer, times in enumerate(self._layers):
             self._spend("compute", "pre-expert", layer, self._pre_s)
-            experts = self._experts(layer, times) if first and times.has_copies else None
-            self._exchange(layer, "forward", times.forward, experts, times.weights_decode_s)
-            if first:
-                self._experts_free = self._experts_free + times.forward.out_s + times.forward.back_s
+            weights = times.weights if first and times.has_copies else None
+            if weights is not None:
+                self._experts.send(weights, self._released[layer])
+                self._note_background("experts", layer, weights, self._experts)
+            self._exchange(layer, "forward", times.forward, weights, times.weights_decode_s)
+            if first and self._copies_anywhere:
+                self._experts.yield_to(times.forward)
         if first:
             self.forward_s = self.now
 
@@ -117,18 +118,20 @@ class _Schedule:
         for layer in reversed(range(len(self._layers))):
             times = self._layers[layer]
             self._exchange(layer, "backward", times.backward, None, times.weights_decode_s)
-            if last:
-                self._gradients_free = self._gradients_free + times.backward.out_s + times.backward.back_s
-                if times.has_copies:
-                    self._return(layer, times)
+            if last and self._copies_anywhere:
+                self._gradients.yield_to(times.backward)
+            if last and times.has_copies:
+                self._spend("codecs", "encode gradients", layer, times.gradients_encode_s)
+                self._gradients.send(times.gradients, self.now)
+                self._note_background("gradients", layer, times.gradients, self._gradients)
             self._spend("compute", "pre-expert", layer, self._pre_s * factor)
 
     def repeat(self, before: Array, times: int) -> None:
         """As many more micro-batches, each as long as the one that began at `before`."""
         each = (self.now.max(-1) - before.max(-1))[:, None]
         worked = self._pre_s * (1 + self._job.compute.backward_factor) * len(self._layers)
-        worked = worked + sum(_computed(way) for layer in self._layers for way in (layer.forward, layer.backward))
-        worked = np.minimum(worked, each)
+        ways = [way for layer in self._layers for way in (layer.forward, layer.backward)]
+        worked = np.minimum(worked + sum(way.own_s + way.visitors_s for way in ways), each)
         self.parts["compute"] = self.parts["compute"] + times * worked
         self.parts["tokens"] = self.parts["tokens"] + times * (each - worked)
         self.now = self.now + times * each
@@ -137,83 +140,59 @@ class _Schedule:
     def finish(self) -> None:
         """Homes add up what copies returned, then dense gradients are summed, then the optimizer steps."""
         last = len(self._layers) - 1
-        arrival = (self._gradients_free + self._delay_s).max(-2)
-        self._wait("gradients", np.where(np.isfinite(arrival), arrival, 0.0))
+        self._wait("gradients", self._arrival(self._gradients.link_s + self._delay_s))
         self._spend("codecs", "add gradients", last, sum((t.gradients_decode_s for t in self._layers), self.now * 0))
         self._dense()
         self._spend("compute", "optimizer", last, np.full_like(self.now, self._job.compute.optimizer_s))
 
-    def _experts(self, layer: int, times: LayerTimes) -> Array:
-        """When the layer's weights have come through each link; -inf where none travel."""
-        sent = times.weights_bytes > 0
-        free = np.maximum(self._experts_free, self._released[layer][:, :, None]) + times.weights_s
-        self._experts_free = np.where(sent, free, self._experts_free)
-        through = np.where(sent, free, -np.inf)
-        self._note("experts", "experts", layer, through - times.weights_s, through, through + self._delay_s)
-        return through
+    @property
+    def _copies_anywhere(self) -> bool:
+        return any(layer.has_copies for layer in self._layers)
 
-    def _return(self, layer: int, times: LayerTimes) -> None:
-        self._spend("codecs", "encode gradients", layer, times.gradients_encode_s)
-        sent = times.gradients_bytes > 0
-        free = np.maximum(self._gradients_free, self.now[:, :, None]) + times.gradients_s
-        self._gradients_free = np.where(sent, free, self._gradients_free)
-        through = np.where(sent, free, -np.inf)
-        self._note("gradients", "gradients", layer, through - times.gradients_s, through, through + self._delay_s)
-
-    def _exchange(self, layer: int, phase: str, way: Way, experts: Array | None, decode_s: Array) -> None:
-        """Dispatch, own tokens, visitors, answers. `experts` [P,D,D]: what local compute and the links wait for."""
+    def _exchange(self, layer: int, phase: str, way: StagedWay, weights: StagedOnce | None, decode_s: Array) -> None:
+        """Dispatch, own tokens, visitors, answers. `weights`: of the layer, where it still waits for them."""
         self._spend("codecs", "encode tokens", layer, way.encode_s)
         start = np.maximum(self.now[:, :, None], self._link_free)
-        if experts is not None:
-            start = np.maximum(start, experts)
-            self._wait("experts", (experts + self._delay_s).max(-2))
+        if weights is not None:
+            start = np.maximum(start, self._experts.through(weights))
+            arrival = np.where(weights.sent, self._experts.link_s, -np.inf) + self._delay_s
+            self._wait("experts", self._arrival(arrival))
             self._spend("codecs", "decode weights", layer, decode_s)
         self._note_chunks(f"{phase} dispatch", layer, way, start)
-        own_s = way.compute_s[:, self._here, self._here] + self._job.compute.exchange_s
-        self._spend("compute", f"{phase} own tokens", layer, own_s)
-        if way.visits.any():
+        self._spend("compute", f"{phase} own tokens", layer, way.own_s)
+        if way.any_visits:
             clocks = self._visits(layer, phase, way, start)
-            self._link_free = np.where(way.visits, start + way.out_s, self._link_free)
+            self._link_free = np.where(way.sends, start + way.out_s, self._link_free)
             self._answers(layer, phase, way, clocks)
         self._spend("codecs", "decode tokens", layer, way.decode_s)
 
-    def _visits(self, layer: int, phase: str, way: Way, start: Array) -> Array:
-        """Compute the visitors' chunks in order: when each is done, [P, D, chunks, D-1]. Advances the DCs' clocks."""
-        chunks = self._job.work.token_chunks
-        shape = (*self.now.shape, chunks, self._visitor.shape[1])
-        part = (np.arange(chunks) + 1.0)[:, None] / chunks
-        came = self._from_visitors(way.visits)[:, :, None, :]
-        first, wire_s, delay_s, compute_s = (
-            self._from_visitors(values)[:, :, None, :] for values in (start, way.out_s, self._delay_s, way.compute_s)
-        )
-        arrival = np.where(came, first + part * wire_s + delay_s, -np.inf).reshape(*self.now.shape, -1)
-        each = np.where(came, compute_s / chunks + self._job.compute.exchange_s, 0.0)
-        each = np.broadcast_to(each, shape).reshape(*self.now.shape, -1)
-        total = each.cumsum(-1)
-        latest = np.maximum.accumulate(arrival - (total - each), axis=-1)
-        clock = total + np.maximum(self.now[:, :, None], latest)
-        self._note("visitors", f"{phase} visitors", layer, clock - each, clock, clock)
-        self.parts["compute"] = self.parts["compute"] + total[:, :, -1]
-        self.parts["tokens"] = self.parts["tokens"] + clock[:, :, -1] - total[:, :, -1] - self.now
-        self.now = clock[:, :, -1]
-        return clock.reshape(shape)
+    def _visits(self, layer: int, phase: str, way: StagedWay, start: Array) -> Array:
+        """Compute the visitors' chunks in order: when each is done, [P, D, chunks, D-1]. Advances the DCs' clocks.
 
-    def _answers(self, layer: int, phase: str, way: Way, clocks: Array) -> None:
+        Of visitors k with arrival a_k and compute c_k: done_k = C_k + max(now, max over j <= k of a_j - C_(j-1)), where
+        C are running sums of c. `way.lead` is a_j - C_(j-1) for a dispatch that starts at 0.
+        """
+        plans, dcs = self.now.shape
+        begun = np.tile(self._stages.visitors(start), (1, 1, self._job.work.token_chunks))
+        latest = np.maximum.accumulate(begun + way.lead, axis=-1)
+        clock = way.total_s + np.maximum(self.now[:, :, None], latest)
+        self._note("visitors", f"{phase} visitors", layer, clock - np.diff(way.total_s, prepend=0.0), clock, clock)
+        self.parts["compute"] = self.parts["compute"] + way.visitors_s
+        self.parts["tokens"] = self.parts["tokens"] + clock[:, :, -1] - way.visitors_s - self.now
+        self.now = clock[:, :, -1]
+        return clock.reshape(plans, dcs, -1, dcs - 1)
+
+    def _answers(self, layer: int, phase: str, way: StagedWay, clocks: Array) -> None:
         """Each chunk is answered when it is computed; a DC goes on when all answers to its own tokens are there."""
-        here, visitor = self._here[:, None], self._visitor
-        chunks = self._job.work.token_chunks
-        free = self._link_free[:, here, visitor]
-        wire_s = way.back_s[:, here, visitor]
-        answered = np.swapaxes(way.visits, -1, -2)
-        through = np.full_like(self._pairs, -np.inf)
+        chunks = clocks.shape[2]
+        free = self._link_free
         for chunk in range(chunks):
-            free = np.maximum(free, clocks[:, :, chunk, :]) + wire_s / chunks
-            through[:, here, visitor] = free
-            through = np.where(answered, through, -np.inf)
+            free = np.maximum(free, clocks[:, :, chunk, :]) + way.back_s / chunks
+            through = np.where(way.answers, free, -np.inf)
             arrival = through + self._delay_s
             self._note("tokens", f"{phase} answers", layer, through - way.back_s / chunks, through, arrival)
-        self._link_free = np.where(answered, through, self._link_free)
-        self._wait("tokens", arrival.max(-2))
+        self._link_free = np.where(way.answers, free, self._link_free)
+        self._wait("tokens", self._arrival(arrival))
 
     def _dense(self) -> None:
         """Each DC's sums go to the owners of their units, the totals come back: two exchanges, one after the other."""
@@ -226,15 +205,16 @@ class _Schedule:
         np.fill_diagonal(to_owner, 0.0)
         ready = self.now
         for volumes in (to_owner, to_owner.T):
-            through = ready[:, :, None] + job.network.wire_s(volumes)
-            self._note("dense", "dense sums", 0, *_where(volumes > 0, ready[:, :, None], through, self._delay_s))
-            ready = np.maximum(ready, (through + self._delay_s).max(-2))
+            begin = np.broadcast_to(ready[:, :, None], self._link_free.shape)
+            through = begin + self._stages.of(job.network.wire_s(volumes)[None])
+            self._note("dense", "dense sums", 0, begin, through, through + self._delay_s)
+            ready = np.maximum(ready, self._arrival(through + self._delay_s))
         self._wait("dense", ready)
 
-    def _from_visitors(self, values: NDArray[Any]) -> NDArray[Any]:
-        """[..., source, target] -> [P, D, D-1]: at each DC, from its visitors in the order in which it serves them."""
-        taken = values[..., self._visitor, self._here[:, None]]
-        return taken if values.ndim == 3 else taken[None]
+    def _arrival(self, arrival: Array) -> Array:
+        """When the last of what comes to each DC is there, [P,D]."""
+        latest: Array = self._stages.visitors(arrival).max(-1, initial=-np.inf)
+        return latest
 
     def _spend(self, part: str, kind: str, layer: int, seconds: Array) -> None:
         before, self.now = self.now, self.now + seconds
@@ -245,27 +225,52 @@ class _Schedule:
         before, self.now = self.now, np.maximum(self.now, until)
         self.parts[part] = self.parts[part] + self.now - before
 
-    def _note_chunks(self, kind: str, layer: int, way: Way, start: Array) -> None:
+    def _note_background(self, stream: str, layer: int, what: StagedOnce, queue: _Background) -> None:
+        through = np.where(what.sent, queue.link_s, -np.inf)
+        self._note(stream, stream, layer, through - what.link_s, through, through + self._delay_s)
+
+    def _note_chunks(self, kind: str, layer: int, way: StagedWay, start: Array) -> None:
         chunks = self._job.work.token_chunks
         for chunk in range(chunks if self._record is not None else 0):
             begin, through = start + way.out_s * chunk / chunks, start + way.out_s * (chunk + 1) / chunks
-            self._note("tokens", kind, layer, *_where(way.visits, begin, through, self._delay_s))
+            begin, through = (np.where(way.sends, values, -np.inf) for values in (begin, through))
+            self._note("tokens", kind, layer, begin, through, through + self._delay_s)
 
     def _note(self, stream: str, kind: str, layer: int, start: Array, end: Array, arrival: Array) -> None:
         if self._record is not None:
             self._record(stream, kind, layer, *(np.broadcast_to(t, end.shape)[0] for t in (start, end, arrival)))
 
 
-def _computed(way: Way) -> Array:
-    """[P,D] seconds that each DC computes, its own tokens and visitors."""
-    total: Array = way.compute_s.sum(-2)
-    return total
+class _Background:
+    """When experts (or gradients) that were sent so far are through each link, uplink and downlink, behind all tokens
+    that go before them: a resource that has anything to send is never idle, so its bytes say when."""
 
+    def __init__(self, stages: Stages, dc_s: Array, link_s: Array) -> None:
+        self._stages = stages
+        self._up_s = self._down_s = dc_s
+        self.link_s = link_s
 
-def _where(present: Flags, start: Array, through: Array, delay_s: Array) -> tuple[Array, Array, Array]:
-    """-inf where nothing travels."""
-    start, through = (np.where(present, values, -np.inf) for values in np.broadcast_arrays(start, through))
-    return start, through, through + delay_s
+    def yield_to(self, way: StagedWay) -> None:
+        """A layer's tokens come before all that is sent from now on."""
+        self.link_s = self.link_s + way.wire_s
+        self._up_s, self._down_s = self._up_s + way.up_s, self._down_s + way.down_s
+
+    def send(self, what: StagedOnce, released: Array) -> None:
+        """Queue what each DC has from `released` [P,D] on."""
+        link_s = np.maximum(self.link_s, released[:, :, None]) + what.link_s
+        self._up_s = np.where(what.ups, np.maximum(self._up_s, released) + what.up_s, self._up_s)
+        self._down_s = np.where(what.downs, np.maximum(self._down_s, released.min()) + what.down_s, self._down_s)
+        shared_s = np.maximum(self._up_s[:, :, None], self._stages.targets(self._down_s))
+        self.link_s = np.where(what.sent, np.maximum(link_s, shared_s), self.link_s)
+
+    def through(self, what: StagedOnce) -> Array:
+        """When each link, with the uplink and downlink it shares, has carried `what`; -inf where it carries none."""
+        up_s, down_s = (
+            np.where(some, seconds, -np.inf) for some, seconds in ((what.ups, self._up_s), (what.downs, self._down_s))
+        )
+        shared_s = np.maximum(up_s[:, :, None], self._stages.targets(down_s))
+        through: Array = np.maximum(np.where(what.sent, self.link_s, -np.inf), shared_s)
+        return through
 
 
 def _sent(job: Job, layers: Sequence[LayerTimes]) -> dict[str, Array]:

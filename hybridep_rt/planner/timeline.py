@@ -97,8 +97,10 @@ def _intervals(stream: str, kind: str, layer: int, start: Array, end: Array, arr
     found = []
     for index in np.argwhere(np.isfinite(start) & (arrival > start)):
         at = tuple(index)
-        source, target = int(at[0]), int(at[1]) if stream not in ("compute", "visitors") else int(at[0])
+        source = target = int(at[0])
         name = "compute" if stream == "visitors" else stream
+        if stream not in ("compute", "visitors"):
+            target = (source - 1 - int(at[1])) % len(start)
         found.append(Interval(name, kind, layer, source, target, float(start[at]), float(end[at]), float(arrival[at])))
     return found
 

@@ -9,6 +9,7 @@ Shapes: D datacenters, T sampled tokens, K choices, E experts, W workers per DC,
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,10 +54,10 @@ class Counter:
     def volumes(self, plans: Sequence[SitePlan]) -> Volumes:
         """Of all `plans`, with them as leading axis."""
         routes = np.stack([plan.route for plan in plans])
-        self._count_new(routes)
+        keys = [[(self._source(dc), row.tobytes()) for dc, row in enumerate(route)] for route in routes]
+        self._count_new(keys, routes)
         rows, choices, load = (
-            np.stack([[self._known[dc, row.tobytes()][part] for dc, row in enumerate(route)] for route in routes])
-            for part in range(3)
+            np.array([[self._known[key][part] for key in each] for each in keys]) for part in range(3)
         )
         tokens = self._job.tokens[:, None]
         rows, choices = rows * tokens, choices * tokens
@@ -71,20 +72,27 @@ class Counter:
             spread_in_s=self._spread_in_s(plans),
         )
 
-    def _count_new(self, routes: Ints) -> None:
-        for dc in range(routes.shape[1]):
-            new = {row.tobytes(): row for row in routes[:, dc] if (dc, row.tobytes()) not in self._known}
-            if new:
-                counted = self._count(dc, np.stack(list(new.values())))
-                self._known |= {(dc, key): parts for key, parts in zip(new, zip(*counted, strict=True), strict=True)}
+    def _source(self, dc: int) -> int:
+        """Whose samples a DC's tokens follow."""
+        return dc if len(self._routing.choices) > 1 else 0
 
-    def _count(self, dc: int, rows: Ints) -> tuple[Array, Array, Array]:
-        """Per token of `dc` and table row, [M,D]: crossings, choices, and pairs/rate of the busiest worker."""
-        chosen = self._routing.of(dc)
+    def _count_new(self, keys: list[list[tuple[int, bytes]]], routes: Ints) -> None:
+        new: defaultdict[int, dict[tuple[int, bytes], Ints]] = defaultdict(dict)
+        for each, route in zip(keys, routes, strict=True):
+            for key, row in zip(each, route, strict=True):
+                if key not in self._known:
+                    new[key[0]][key] = row
+        for source, rows in new.items():
+            counted = self._count(self._routing.of(source), np.stack(list(rows.values())))
+            self._known |= dict(zip(rows, zip(*counted, strict=True), strict=True))
+
+    def _count(self, chosen: Ints, rows: Ints) -> tuple[Array, Array, Array]:
+        """Per token and table row, [M,D]: crossings, choices, and pairs/rate of the busiest worker."""
         batch = max(1, _AT_ONCE // chosen.size)
         parts = [_distinct(rows[i : i + batch], chosen, self._job.layout.dcs) for i in range(0, len(rows), batch)]
         crossings, choices = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return crossings, choices, self._load(chosen, rows)
+        loads = [self._load(chosen, rows[i : i + batch]) for i in range(0, len(rows), batch)]
+        return crossings, choices, np.concatenate(loads)
 
     def _load(self, chosen: Ints, rows: Ints) -> Array:
         dcs, experts, width = self._spread.share.shape
