@@ -8,18 +8,31 @@ from hybridep_rt.errors import PlanError
 from hybridep_rt.planner.events import Outcome, Recorder, run
 from hybridep_rt.planner.job import Job
 from hybridep_rt.planner.layer_times import LayerTimes, layer_times
+from hybridep_rt.planner.network import Array
 from hybridep_rt.planner.plan import LayerPlan
 from hybridep_rt.planner.site_plan import SitePlan, from_layer
 from hybridep_rt.planner.volumes import Counter
 
+_FEW_DCS = 64
+_FOLLOWED = 4
+
 
 class Predictor:
-    """Predicts steps of one job; remembers what it has counted."""
+    """Predicts steps of one job; remembers what it has counted.
+
+    With more than `_FEW_DCS`, of many equal layers only a few are played and the rest extrapolated.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self._counters: dict[object, Counter] = {}
         self._spreads: list[object] = []
+
+    def what_if(self, job: Job) -> Predictor:
+        """For the same model and routing on other links or with other numbers of tokens; shares what was counted."""
+        other = Predictor(job)
+        other._counters, other._spreads = self._counters, self._spreads
+        return other
 
     def predict(self, plans: Sequence[Sequence[SitePlan]], record: Recorder | None = None) -> Outcome:
         """`plans[p][l]`: layer l under plan p. Raises PlanError where a plan has another number of layers."""
@@ -34,6 +47,9 @@ class Predictor:
             if key not in known:
                 known[key] = self._times(layer, column)
             layers.append(known[key])
+        alike = len(known) == 1 and record is None
+        if alike and count > _FOLLOWED and self.job.layout.dcs > _FEW_DCS:
+            return _extrapolated(*(run(self.job, layers[:few]) for few in (_FOLLOWED - 1, _FOLLOWED)), count)
         return run(self.job, layers, record)
 
     def site_plans(self, plan: Sequence[LayerPlan]) -> tuple[SitePlan, ...]:
@@ -50,4 +66,19 @@ class Predictor:
         if key not in self._counters:
             self._spreads.append(spread)  # ids are unique only among living objects
             self._counters[key] = Counter(self.job, layer, spread)
-        return layer_times(self.job, layer, self._counters[key].volumes(plans))
+        return layer_times(self.job, layer, self._counters[key].volumes(self.job, plans))
+
+
+def _extrapolated(fewer: Outcome, more: Outcome, layers: int) -> Outcome:
+    """Each further layer adds what the last one added."""
+    further = layers - _FOLLOWED
+
+    def last(a: Array, b: Array) -> Array:
+        return b + further * (b - a)
+
+    return Outcome(
+        end_s=last(fewer.end_s, more.end_s),
+        forward_s=last(fewer.forward_s, more.forward_s),
+        parts={name: last(fewer.parts[name], part) for name, part in more.parts.items()},
+        sent_bytes={name: last(fewer.sent_bytes[name], sent) for name, sent in more.sent_bytes.items()},
+    )

@@ -51,17 +51,17 @@ class Counter:
         self._flops = 2.0 * self._shape.parameters_per_expert
         self._known: dict[tuple[int, bytes], tuple[Array, Array, Array]] = {}
 
-    def volumes(self, plans: Sequence[SitePlan]) -> Volumes:
-        """Of all `plans`, with them as leading axis."""
+    def volumes(self, job: Job, plans: Sequence[SitePlan]) -> Volumes:
+        """Of all `plans`, with them as leading axis. `job` may differ from the first in tokens and links."""
         routes = np.stack([plan.route for plan in plans])
         keys = [[(self._source(dc), row.tobytes()) for dc, row in enumerate(route)] for route in routes]
         self._count_new(keys, routes)
         rows, choices, load = (
             np.array([[self._known[key][part] for key in each] for each in keys]) for part in range(3)
         )
-        tokens = self._job.tokens[:, None]
+        tokens = job.tokens[:, None]
         rows, choices = rows * tokens, choices * tokens
-        compute_s = load * tokens * self._flops + self._inside_s(rows, choices)
+        compute_s = load * tokens * self._flops + self._inside_s(job, rows, choices)
         return Volumes(
             rows,
             choices,
@@ -69,7 +69,7 @@ class Counter:
             copies=np.stack([_copies(plan) for plan in plans]),
             published=np.stack([_published(plan) for plan in plans]),
             held=np.stack([plan.copies.max(1) for plan in plans]),
-            spread_in_s=self._spread_in_s(plans),
+            spread_in_s=self._spread_in_s(job, plans),
         )
 
     def _source(self, dc: int) -> int:
@@ -103,24 +103,24 @@ class Counter:
         busiest: Array = (load.reshape(len(rows), dcs, width) / self._job.rates).max(-1)
         return busiest
 
-    def _inside_s(self, rows: Array, choices: Array) -> Array:
+    def _inside_s(self, job: Job, rows: Array, choices: Array) -> Array:
         """Seconds in which rows go to the workers that hold their experts, and return, inside the DC they are at."""
-        workers = np.array(self._job.layout.workers_per_dc, float)
-        rate, delay_s = self._job.inside_rate
+        workers = np.array(job.layout.workers_per_dc, float)
+        rate, delay_s = job.inside_rate
         each = choices / np.maximum(rows, 1e-12)
         others = (workers - 1) * (1 - (1 - 1 / workers) ** each)
         moved = others * (1 - self._spread.stay) / np.where(workers > 1, 1 - 1 / workers, 1.0)
-        vector = self._shape.hidden * self._job.work.token_bytes
+        vector = self._shape.hidden * job.work.token_bytes
         seconds = 2 * rows / workers * moved * vector / rate + 2 * delay_s * (workers > 1)
         return np.where(rows > 0, seconds, 0.0)
 
-    def _spread_in_s(self, plans: Sequence[SitePlan]) -> Array:
+    def _spread_in_s(self, job: Job, plans: Sequence[SitePlan]) -> Array:
         """Copies beyond a DC's first of each expert come from a worker of the same DC."""
-        rate = self._job.inside_rate[0]
+        rate = job.inside_rate[0]
         first = np.array([plan.held.sum(1) - (plan.spread.home == _numbers(plan)).sum(1) for plan in plans], float)
         held = np.array([plan.copies.sum(1) for plan in plans])
-        workers = np.array(self._job.layout.workers_per_dc, float)
-        coded = self._shape.parameters_per_expert * self._job.work.weight_bytes
+        workers = np.array(job.layout.workers_per_dc, float)
+        coded = self._shape.parameters_per_expert * job.work.weight_bytes
         seconds: Array = (held - first) / workers * coded / rate
         return seconds
 
