@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, permutations
 
 import numpy as np
 
@@ -18,35 +18,46 @@ from hybridep_rt.planner.site_plan import Flags, Ints, SitePlan, Spread, site_pl
 PAIRS_MOST = 48
 """Of a subscriber and a home: the pairs of experts that are most often chosen together."""
 
+SINGLES_FEW = 24
+"""Up to so many possible copies, any two of them are moved at once."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Move:
-    """`subscribe` or give up the copies marked in `which` [D,E]."""
+    """Subscribe to what `add` marks and give up what `drop` marks, [D,E]."""
 
-    which: Flags
-    subscribe: bool
+    add: Flags
+    drop: Flags
 
 
 def apply(plan: SitePlan, move: Move) -> SitePlan | None:
     """The plan after the move; None where it changes nothing. Tokens of given-up copies go to the home's DC."""
-    home = plan.spread.home
-    foreign = move.which & (home != np.arange(len(plan.held))[:, None])
-    if move.subscribe:
-        new = foreign & ~plan.held
-        held = plan.held | new
-        route = np.where(new, np.arange(len(held))[:, None], plan.route)
-    else:
-        new = foreign & plan.held
-        held = plan.held & ~new
-        served = held[plan.route, np.arange(len(home))]
-        route = np.where(served, plan.route, home)
-    return site_plan(plan.spread, held, route) if new.any() else None
+    home, here = plan.spread.home, np.arange(len(plan.held))[:, None]
+    new = move.add & ~plan.held
+    gone = move.drop & plan.held & (home != here)
+    if not (new.any() or gone.any()):
+        return None
+    held = (plan.held | new) & ~gone
+    route = np.where(new, here, plan.route)
+    served = held[route, np.arange(len(home))]
+    return site_plan(plan.spread, held, np.where(served, route, home))
 
 
 def moves(spread: Spread, routing: Routing) -> list[Move]:
     """All moves of a layer, in a fixed order: large ones first."""
     marks = [*_blocks(spread), *_columns(spread), *_singles(spread), *_pairs(spread, routing)]
-    return [Move(which, subscribe) for which in marks for subscribe in (True, False)]
+    none = _empty(spread)
+    return [Move(*both) for which in marks for both in ((which, none), (none, which))]
+
+
+def double_moves(spread: Spread) -> list[Move]:
+    """Any two copies added, dropped or swapped; none where there are too many."""
+    singles, none = list(_singles(spread)), _empty(spread)
+    if len(singles) > SINGLES_FEW:
+        return []
+    pairs = [a | b for a, b in combinations(singles, 2)]
+    swaps = [Move(a, b) for a, b in permutations(singles, 2)]
+    return [Move(*both) for pair in pairs for both in ((pair, none), (none, pair))] + swaps
 
 
 def _empty(spread: Spread) -> Flags:

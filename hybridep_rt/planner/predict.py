@@ -49,7 +49,7 @@ class Predictor:
             layers.append(known[key])
         alike = len(known) == 1 and record is None
         if alike and count > _FOLLOWED and self.job.layout.dcs > _FEW_DCS:
-            return _extrapolated(*(run(self.job, layers[:few]) for few in (_FOLLOWED - 1, _FOLLOWED)), count)
+            return _extrapolated(run(self.job, layers[: _FOLLOWED - 1]), run(self.job, layers[:_FOLLOWED]), count)
         return run(self.job, layers, record)
 
     def site_plans(self, plan: Sequence[LayerPlan]) -> tuple[SitePlan, ...]:

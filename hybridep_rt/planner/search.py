@@ -10,8 +10,9 @@ Too many DCs for that (`_LOCAL_MOST`) are planned by the named plans alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -20,9 +21,10 @@ from hybridep_rt.planner.auto import all_sizes, size_name
 from hybridep_rt.planner.economics import LayerShape
 from hybridep_rt.planner.job import Job
 from hybridep_rt.planner.makers import divisors, domains
-from hybridep_rt.planner.moves import Move, apply, moves
+from hybridep_rt.planner.moves import Move, apply, double_moves, moves
 from hybridep_rt.planner.network import Array
 from hybridep_rt.planner.predict import Predictor
+from hybridep_rt.planner.routing import Routing
 from hybridep_rt.planner.site_plan import (
     Ints,
     SitePlan,
@@ -73,7 +75,7 @@ class Found:
 
 
 def search(predictor: Predictor, *, memory_budget_bytes: float | None = None) -> Found:
-    """`memory_budget_bytes`: for the copies of one worker; None doesn't limit them. Raises PlanError for a negative one."""
+    """`memory_budget_bytes`: for the copies of one worker, None: no limit. Raises PlanError for a negative one."""
     if memory_budget_bytes is not None and not memory_budget_bytes >= 0:
         raise PlanError(f"the memory budget must be bytes from 0, not {memory_budget_bytes}")
     return _Search(predictor, np.inf if memory_budget_bytes is None else memory_budget_bytes).run()
@@ -93,8 +95,10 @@ class _Search:
         named = self._weigh_named()
         dcs = self._job.layout.dcs
         if dcs > 1 and dcs * max(self._spreads) <= _LOCAL_MOST:
-            for start in _distinct([option for option in named if option.canonical and option.fits]):
-                self._refine_layers([self._descend(start), start])
+            starts = _distinct([option for option in named if option.canonical and option.fits])
+            ends = [self._descend(start, moves) for start in starts]
+            lowest = self._descend(min(ends, key=lambda option: option.score), _all_moves)
+            self._refine_layers(_distinct([lowest, *ends, *starts]))
         assert self._best is not None  # plain EP always fits
         ranked = sorted(named, key=lambda option: (not option.fits, option.step_s, option.copy_bytes))
         return Found(self._best, tuple(ranked), self._weighed)
@@ -134,12 +138,12 @@ class _Search:
         """Plans at once: as many as keep matrices small."""
         return max(1, min(_AT_ONCE, (1 << 20) // self._job.layout.dcs**2))
 
-    def _descend(self, start: Option) -> Option:
+    def _descend(self, start: Option, moves_of: Callable[[Spread, Routing], list[Move]]) -> Option:
         """Follow the best move (or all good ones, or half of them ...) until none helps."""
         job = self._job
         kinds = {job.kind(layer): layer for layer in reversed(range(len(job.work.layers)))}
         options = {
-            kind: moves(self._spreads[kind[0].num_experts], job.routing_of(layer)) for kind, layer in kinds.items()
+            kind: moves_of(self._spreads[kind[0].num_experts], job.routing_of(layer)) for kind, layer in kinds.items()
         }
         current, improved = start, True
         while improved and self._weighed < _WEIGHED_MOST:
@@ -195,7 +199,7 @@ class _Search:
             for other in others
             for first, second in ((best, other), (other, best))
         ]
-        self._weigh([("searched", layers, True) for layers in mixed])
+        self._weigh([("searched by layer", layers, True) for layers in mixed])
 
     def _popular(self) -> Iterator[tuple[int, Layers]]:
         """The most chosen experts of all, copied to every DC."""
@@ -204,14 +208,14 @@ class _Search:
             return
         for count in (1 << power for power in range(most.bit_length())):
             if count < most:
-                yield count, self._each_layer(lambda layer, n=count: self._top(layer, n))  # type: ignore[misc]
+                yield count, self._each_layer(partial(self._top, count))
 
-    def _top(self, layer: int, count: int) -> SitePlan:
+    def _top(self, count: int, layer: int) -> SitePlan:
         spread = self._spreads[self._job.work.layers[layer].num_experts]
         chosen = _popularity(self._job, layer).sum(0)
         which = np.zeros_like(plain(spread).held)
         which[:, np.argsort(-chosen, kind="stable")[:count]] = True
-        return apply(plain(spread), Move(which, subscribe=True)) or plain(spread)
+        return apply(plain(spread), Move(which, np.zeros_like(which))) or plain(spread)
 
     def _filled(self) -> Layers:
         """Each worker's copies: the experts that its DC chooses most, as many as fit, equally in all layers."""
@@ -230,12 +234,17 @@ class _Search:
 
         return self._each_layer(fill)
 
-    def _each_layer(self, make) -> Layers:  # type: ignore[no-untyped-def]
+    def _each_layer(self, make: Callable[[int], SitePlan]) -> Layers:
+        """Layers of a kind alike."""
         made: dict[object, SitePlan] = {}
         for layer in range(len(self._job.work.layers)):
             if self._job.kind(layer) not in made:
                 made[self._job.kind(layer)] = make(layer)
         return tuple(made[self._job.kind(layer)] for layer in range(len(self._job.work.layers)))
+
+
+def _all_moves(spread: Spread, routing: Routing) -> list[Move]:
+    return moves(spread, routing) + double_moves(spread)
 
 
 def groups(network_rate: Array) -> list[Ints]:
