@@ -39,8 +39,10 @@ from hybridep_rt.planner.site_plan import (
 
 _LOCAL_MOST = 4096
 """DCs times experts up to which single subscriptions are searched."""
-_WEIGHED_MOST = 30_000
+_WEIGHED_MOST = 12_000
 """Plans that the descents may weigh in total."""
+_FIRST_STEPS_MOST = 4_000
+"""Plans that the first steps of all descents may weigh: with many moves only the fastest starts are followed."""
 _AT_ONCE = 512
 _BETTER = 1e-9
 _BUSY = 1e-3
@@ -96,6 +98,9 @@ class _Search:
         dcs = self._job.layout.dcs
         if dcs > 1 and dcs * max(self._spreads) <= _LOCAL_MOST:
             starts = _distinct([option for option in named if option.canonical and option.fits])
+            job = self._job
+            tried = len(moves(self._spreads[job.work.layers[0].num_experts], job.routing_of(0)))
+            starts = starts[: max(2, _FIRST_STEPS_MOST // tried)]
             ends = [self._descend(start, moves) for start in starts]
             lowest = self._descend(min(ends, key=lambda option: option.score), _all_moves)
             self._refine_layers(_distinct([lowest, *ends, *starts]))
@@ -109,6 +114,7 @@ class _Search:
         if np.isfinite(self._budget_bytes) and self._budget_bytes > 0:
             starts.append(("filled", self._filled()))
         found = self._weigh([(name, layers, True) for name, layers in starts])
+        found += self._weigh([each for option in found if not option.fits for each in self._parts_of(option)])
         inner = [(name, layers, False) for name, layers in _inner(self._job)]
         return found + [option for each in inner for option in self._weigh([each])]
 
@@ -216,6 +222,18 @@ class _Search:
         which = np.zeros_like(plain(spread).held)
         which[:, np.argsort(-chosen, kind="stable")[:count]] = True
         return apply(plain(spread), Move(which, np.zeros_like(which))) or plain(spread)
+
+    def _parts_of(self, option: Option) -> Iterator[tuple[str, Layers, bool]]:
+        """A plan that doesn't fit, in as many layers as do: evenly spaced, or the last, whose experts come early."""
+        count = len(option.layers)
+        some = int(count * self._budget_bytes / option.copy_bytes)
+        if not 0 < some < count:
+            return
+        spaced = {round((number + 0.5) * count / some - 0.5) for number in range(some)}
+        ep = tuple(plain(self._spreads[shape.num_experts]) for shape in self._job.work.layers)
+        for name, chosen in (("spaced", spaced), ("last", set(range(count - some, count)))):
+            layers = tuple(option.layers[n] if n in chosen else ep[n] for n in range(count))
+            yield f"{option.name} in {some} {name} layers", layers, True
 
     def _filled(self) -> Layers:
         """Each worker's copies: the experts that its DC chooses most, as many as fit, equally in all layers."""
