@@ -59,9 +59,12 @@ class Outcome:
         return latest
 
 
-def run(job: Job, layers: Sequence[LayerTimes], record: Recorder | None = None) -> Outcome:
-    """Play one step through. All `layers` have the same number of plans as leading axis."""
-    schedule = _Schedule(job, staged(job, layers), record)
+def run(job: Job, layers: Sequence[LayerTimes], record: Recorder | None = None, *, stretch: int = 0) -> Outcome:
+    """Play one step through. All `layers` have the same number of plans as leading axis.
+
+    `stretch`: the middle layer stands for so many more, each of which adds to every time what it added.
+    """
+    schedule = _Schedule(job, staged(job, layers), record, stretch)
     schedule.publish()
     count = job.work.micro_batches
     followed = min(count, MICRO_BATCHES_MOST)
@@ -72,14 +75,16 @@ def run(job: Job, layers: Sequence[LayerTimes], record: Recorder | None = None) 
         if micro_batch == 1 and count > followed:
             schedule.repeat(before, count - followed)
     schedule.finish()
-    return Outcome(schedule.now, schedule.forward_s, schedule.parts, _sent(job, layers))
+    counted = [*layers, *[layers[len(layers) // 2]] * stretch]
+    return Outcome(schedule.now, schedule.forward_s, schedule.parts, _sent(job, counted))
 
 
 class _Schedule:
-    def __init__(self, job: Job, layers: Sequence[StagedLayer], record: Recorder | None) -> None:
+    def __init__(self, job: Job, layers: Sequence[StagedLayer], record: Recorder | None, stretch: int) -> None:
         plans, dcs = layers[0].weights_encode_s.shape
         self._job = job
         self._layers = layers
+        self._stretch = stretch
         self._record = record
         self._stages = Stages(dcs)
         self._delay_s = self._stages.of(job.network.delay_s[None])
@@ -95,12 +100,13 @@ class _Schedule:
     def publish(self) -> None:
         """Encode the weights, layer by layer, after the optimizer step: a step begins with it."""
         for layer, times in enumerate(self._layers):
-            self._spend("codecs", "encode weights", layer, times.weights_encode_s)
+            self._spend("codecs", "encode weights", layer, times.weights_encode_s * self._count(layer))
             self._released.append(self.now)
 
     def forward(self, first: bool) -> None:
         """All layers. The first micro-batch waits for the copies' weights."""
         for layer, times in enumerate(self._layers):
+            before = self._state()
             self._spend("compute", "pre-expert", layer, self._pre_s)
             weights = times.weights if first and times.has_copies else None
             if weights is not None:
@@ -109,6 +115,7 @@ class _Schedule:
             self._exchange(layer, "forward", times.forward, weights, times.weights_decode_s)
             if first and self._copies_anywhere:
                 self._experts.yield_to(times.forward)
+            self._jump(before, layer)
         if first:
             self.forward_s = self.now
 
@@ -116,7 +123,7 @@ class _Schedule:
         """All layers. After the last micro-batch's, gradients of copies go home."""
         factor = self._job.compute.backward_factor
         for layer in reversed(range(len(self._layers))):
-            times = self._layers[layer]
+            times, before = self._layers[layer], self._state()
             self._exchange(layer, "backward", times.backward, None, times.weights_decode_s)
             if last and self._copies_anywhere:
                 self._gradients.yield_to(times.backward)
@@ -125,13 +132,16 @@ class _Schedule:
                 self._gradients.send(times.gradients, self.now)
                 self._note_background("gradients", layer, times.gradients, self._gradients)
             self._spend("compute", "pre-expert", layer, self._pre_s * factor)
+            self._jump(before, layer)
 
     def repeat(self, before: Array, times: int) -> None:
         """As many more micro-batches, each as long as the one that began at `before`."""
         each = (self.now.max(-1) - before.max(-1))[:, None]
-        worked = self._pre_s * (1 + self._job.compute.backward_factor) * len(self._layers)
-        ways = [way for layer in self._layers for way in (layer.forward, layer.backward)]
-        worked = np.minimum(worked + sum(way.own_s + way.visitors_s for way in ways), each)
+        worked = np.zeros_like(self.now)
+        for layer, found in enumerate(self._layers):
+            computed = sum(way.own_s + way.visitors_s for way in (found.forward, found.backward))
+            worked += self._count(layer) * (self._pre_s * (1 + self._job.compute.backward_factor) + computed)
+        worked = np.minimum(worked, each)
         self.parts["compute"] = self.parts["compute"] + times * worked
         self.parts["tokens"] = self.parts["tokens"] + times * (each - worked)
         self.now = self.now + times * each
@@ -141,9 +151,29 @@ class _Schedule:
         """Homes add up what copies returned, then dense gradients are summed, then the optimizer steps."""
         last = len(self._layers) - 1
         self._wait("gradients", self._arrival(self._gradients.link_s + self._delay_s))
-        self._spend("codecs", "add gradients", last, sum((t.gradients_decode_s for t in self._layers), self.now * 0))
+        added = [times.gradients_decode_s * self._count(layer) for layer, times in enumerate(self._layers)]
+        self._spend("codecs", "add gradients", last, sum(added, np.zeros_like(self.now)))
         self._dense()
         self._spend("compute", "optimizer", last, np.full_like(self.now, self._job.compute.optimizer_s))
+
+    def _count(self, layer: int) -> int:
+        """For how many layers a layer stands."""
+        return 1 + self._stretch if layer == len(self._layers) // 2 else 1
+
+    def _state(self) -> list[Array]:
+        """All times that a layer moves."""
+        queues = (self._experts, self._gradients)
+        return [self.now, self._link_free, *self.parts.values(), *(time for queue in queues for time in queue.times())]
+
+    def _jump(self, before: list[Array], layer: int) -> None:
+        """As if the layer that began at `before` came `stretch` times more."""
+        if not self._stretch or self._count(layer) == 1:
+            return
+        after = [now + self._stretch * _grown(was, now) for was, now in zip(before, self._state(), strict=True)]
+        self.now, self._link_free = after[:2]
+        self.parts = dict(zip(PARTS, after[2 : 2 + len(PARTS)], strict=True))
+        self._experts.set_times(after[-6:-3])
+        self._gradients.set_times(after[-3:])
 
     @property
     def _copies_anywhere(self) -> bool:
@@ -250,6 +280,14 @@ class _Background:
         self._up_s = self._down_s = dc_s
         self.link_s = link_s
 
+    def times(self) -> tuple[Array, Array, Array]:
+        """Of links, uplinks and downlinks."""
+        return self.link_s, self._up_s, self._down_s
+
+    def set_times(self, times: Sequence[Array]) -> None:
+        """Back to, or on to, what `times` gave."""
+        self.link_s, self._up_s, self._down_s = times
+
     def yield_to(self, way: StagedWay) -> None:
         """A layer's tokens come before all that is sent from now on."""
         self.link_s = self.link_s + way.wire_s
@@ -273,11 +311,17 @@ class _Background:
         return through
 
 
+def _grown(was: Array, now: Array) -> Array:
+    """By how much times grew; 0 where there was none before."""
+    return np.subtract(now, was, out=np.zeros_like(now), where=np.isfinite(was))
+
+
 def _sent(job: Job, layers: Sequence[LayerTimes]) -> dict[str, Array]:
-    ways = [way for layer in layers for way in (layer.forward, layer.backward)]
-    zero = np.zeros_like(layers[0].weights_bytes)
-    return {
-        "tokens": job.work.micro_batches * sum((way.out_bytes + way.back_bytes for way in ways), zero),
-        "weights": sum((layer.weights_bytes for layer in layers), zero),
-        "gradients": sum((layer.gradients_bytes for layer in layers), zero),
-    }
+    sent = {name: np.zeros_like(layers[0].weights_bytes) for name in ("tokens", "weights", "gradients")}
+    for layer in {id(layer): layer for layer in layers}.values():
+        count = sum(other is layer for other in layers)
+        for way in (layer.forward, layer.backward):
+            sent["tokens"] += job.work.micro_batches * count * (way.out_bytes + way.back_bytes)
+        sent["weights"] += count * layer.weights_bytes
+        sent["gradients"] += count * layer.gradients_bytes
+    return sent

@@ -125,9 +125,9 @@ def _times(predictor: Predictor, options: list[Option]) -> list[float]:
 
 
 def _bandwidth(job: Job, factor: float) -> Job:
-    return Job(job.topology, job.work, job.routing, job.compute, job.bandwidth_factor * factor)
+    return Job(job.topology, job.work, job.routing, job.compute, job.bandwidth_factor * factor, job.drawn)
 
 
 def _tokens(job: Job, factor: float) -> Job:
     work = replace(job.work, tokens_per_worker_per_step=job.work.tokens_per_worker_per_step * factor)
-    return Job(job.topology, work, job.routing, job.compute, job.bandwidth_factor)
+    return Job(job.topology, work, job.routing, job.compute, job.bandwidth_factor, job.drawn)

@@ -64,7 +64,7 @@ class Compute:
 class Job:
     """One optimizer step of a model on a topology. `routing`: one for all layers, or one for each.
 
-    `bandwidth_factor`: of all WAN rates, to ask what if.
+    `bandwidth_factor`: of all WAN rates, to ask what if. `drawn`: a network instead of the topology's.
 
     Raises PlanError where they don't fit each other.
     """
@@ -74,12 +74,14 @@ class Job:
     routing: tuple[Routing, ...]
     compute: Compute = Compute()
     bandwidth_factor: float = 1.0
+    drawn: Network | None = None
     network: Network = field(init=False)
     layout: Layout = field(init=False)
     rates: Array = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "network", Network.of(self.topology).scaled(self.bandwidth_factor))
+        network = self.drawn or Network.of(self.topology)
+        object.__setattr__(self, "network", network.scaled(self.bandwidth_factor))
         object.__setattr__(self, "layout", Layout(self.topology.workers_per_dc))
         object.__setattr__(self, "rates", self.compute.rates(self.layout))
         if len(self.routing) not in (1, len(self.work.layers)):

@@ -47,18 +47,30 @@ class LayerTimes:
     has_copies: bool
 
 
+def token_bytes(job: Job, layer: int, found: Volumes) -> tuple[Array, Array, Array]:
+    """[..., token's DC, expert's DC] per micro-batch: dispatch, a vector per row, and that with gate gradients."""
+    here = np.arange(job.layout.dcs)
+    vectors = found.rows * (job.work.layers[layer].hidden * job.work.token_bytes)
+    vectors[..., here, here] = 0.0
+    choices = found.choices.copy()
+    choices[..., here, here] = 0.0
+    return vectors + choices * CHOICE_FORWARD_BYTES, vectors, vectors + choices * CHOICE_BACKWARD_BYTES
+
+
+def copied_bytes(job: Job, layer: int, found: Volumes) -> tuple[Array, Array]:
+    """[..., source, target] per step: weights and gradients."""
+    parameters = job.work.layers[layer].parameters_per_expert
+    returned = np.swapaxes(found.copies, -1, -2)
+    return found.copies * (parameters * job.work.weight_bytes), returned * (parameters * job.work.gradient_bytes)
+
+
 def layer_times(job: Job, layer: int, found: Volumes) -> LayerTimes:
     """Of the plans that `found` has as leading axes."""
     shape, work, compute = job.work.layers[layer], job.work, job.compute
-    vectors = found.rows * shape.hidden * work.token_bytes
-    away = ~np.eye(job.layout.dcs, dtype=bool)
-    out = np.where(away, vectors + found.choices * CHOICE_FORWARD_BYTES, 0.0)
-    back = np.where(away, vectors, 0.0)
-    answer = np.where(away, vectors + found.choices * CHOICE_BACKWARD_BYTES, 0.0)
-    coded = np.where(away, found.rows, 0.0) * shape.hidden * compute.token_codec_s
+    out, back, answer = token_bytes(job, layer, found)
+    weights, gradients = copied_bytes(job, layer, found)
+    coded = back / work.token_bytes * compute.token_codec_s if work.token_bytes else np.zeros_like(back)
     workers = np.array(job.layout.workers_per_dc, float)
-    weights = found.copies * shape.parameters_per_expert * work.weight_bytes
-    gradients = np.swapaxes(found.copies, -1, -2) * shape.parameters_per_expert * work.gradient_bytes
     weight_s, gradient_s = (
         shape.parameters_per_expert * each for each in (compute.weight_codec_s, compute.gradient_codec_s)
     )

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from hybridep_rt.errors import PlanError
 from hybridep_rt.planner.events import Outcome, Recorder, run
 from hybridep_rt.planner.job import Job
-from hybridep_rt.planner.layer_times import LayerTimes, layer_times
-from hybridep_rt.planner.network import Array
+from hybridep_rt.planner.layer_times import LayerTimes, copied_bytes, layer_times, token_bytes
 from hybridep_rt.planner.plan import LayerPlan
 from hybridep_rt.planner.site_plan import SitePlan, from_layer
-from hybridep_rt.planner.volumes import Counter
+from hybridep_rt.planner.volumes import Counter, Volumes
 
 _FEW_DCS = 64
-_FOLLOWED = 4
+_FOLLOWED = 5
 
 
 class Predictor:
     """Predicts steps of one job; remembers what it has counted.
 
-    With more than `_FEW_DCS`, of many equal layers only a few are played and the rest extrapolated.
+    With more than `_FEW_DCS`, the middle one of few layers stands for all others, where layers are alike.
     """
 
     def __init__(self, job: Job) -> None:
@@ -49,8 +50,23 @@ class Predictor:
             layers.append(known[key])
         alike = len(known) == 1 and record is None
         if alike and count > _FOLLOWED and self.job.layout.dcs > _FEW_DCS:
-            return _extrapolated(run(self.job, layers[: _FOLLOWED - 1]), run(self.job, layers[:_FOLLOWED]), count)
+            return run(self.job, layers[:_FOLLOWED], stretch=count - _FOLLOWED)
         return run(self.job, layers, record)
+
+    def least_s(self, plan: Sequence[SitePlan]) -> float:
+        """No step is faster: its busiest link, uplink or downlink, or its busiest DC. Cheap, as nothing is played."""
+        job, micro_batches = self.job, self.job.work.micro_batches
+        sent, worked = np.zeros_like(job.network.bandwidth), job.pre_expert_s * 0
+        for layer, site in {(job.kind(n), id(site)): (n, site) for n, site in enumerate(plan)}.values():
+            found = self._volumes(layer, [site])
+            count = sum(site is other for other in plan)
+            out, back, answer = (each[0] for each in token_bytes(job, layer, found))
+            weights, gradients = (each[0] for each in copied_bytes(job, layer, found))
+            sent += count * (micro_batches * (out + back + (back + answer).T) + weights + gradients)
+            worked = worked + count * micro_batches * found.compute_s[0].sum(0) * (1 + job.compute.backward_factor)
+        network = job.network
+        busiest = (sent / network.bandwidth, sent.sum(1) / network.uplink, sent.sum(0) / network.downlink, worked)
+        return max(float(seconds.max()) for seconds in busiest)
 
     def site_plans(self, plan: Sequence[LayerPlan]) -> tuple[SitePlan, ...]:
         """The DCs' view of a plan, equal layers once."""
@@ -58,6 +74,9 @@ class Predictor:
         return tuple(views[layer] for layer in plan)
 
     def _times(self, layer: int, plans: Sequence[SitePlan]) -> LayerTimes:
+        return layer_times(self.job, layer, self._volumes(layer, plans))
+
+    def _volumes(self, layer: int, plans: Sequence[SitePlan]) -> Volumes:
         spreads = {id(plan.spread) for plan in plans}
         if len(spreads) > 1:
             raise PlanError("plans that spread work differently inside a DC can't be weighed in one go")
@@ -66,19 +85,4 @@ class Predictor:
         if key not in self._counters:
             self._spreads.append(spread)  # ids are unique only among living objects
             self._counters[key] = Counter(self.job, layer, spread)
-        return layer_times(self.job, layer, self._counters[key].volumes(self.job, plans))
-
-
-def _extrapolated(fewer: Outcome, more: Outcome, layers: int) -> Outcome:
-    """Each further layer adds what the last one added."""
-    further = layers - _FOLLOWED
-
-    def last(a: Array, b: Array) -> Array:
-        return b + further * (b - a)
-
-    return Outcome(
-        end_s=last(fewer.end_s, more.end_s),
-        forward_s=last(fewer.forward_s, more.forward_s),
-        parts={name: last(fewer.parts[name], part) for name, part in more.parts.items()},
-        sent_bytes={name: last(fewer.sent_bytes[name], sent) for name, sent in more.sent_bytes.items()},
-    )
+        return self._counters[key].volumes(self.job, plans)

@@ -5,7 +5,8 @@ fast links; the most popular experts copied everywhere; as much as the memory ho
 descent over `moves`, all layers of a kind alike; then layers may differ. The result is deterministic and never
 predicted worse than anything that was weighed on the way.
 
-Too many DCs for that (`_LOCAL_MOST`) are planned by the named plans alone.
+Too many DCs for that (`_LOCAL_MOST`) are planned by the named plans alone; of very many (`_PLAYED_DCS_MOST`) only
+those are played through whose busiest links have least to do.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ _WEIGHED_MOST = 12_000
 """Plans that the descents may weigh in total."""
 _FIRST_STEPS_MOST = 4_000
 """Plans that the first steps of all descents may weigh: with many moves only the fastest starts are followed."""
+_PLAYED_DCS_MOST = 128
+_PLAYED_MOST = 3
 _AT_ONCE = 512
 _BETTER = 1e-9
 _BUSY = 1e-3
@@ -110,13 +113,22 @@ class _Search:
 
     def _weigh_named(self) -> list[Option]:
         starts = list(_named(self._job, self._spreads))
-        starts += [(f"popular:{count}", layers) for count, layers in self._popular()]
+        if self._job.layout.dcs <= _PLAYED_DCS_MOST:
+            starts += [(f"popular:{count}", layers) for count, layers in self._popular()]
         if np.isfinite(self._budget_bytes) and self._budget_bytes > 0:
             starts.append(("filled", self._filled()))
-        found = self._weigh([(name, layers, True) for name, layers in starts])
+        found = self._weigh([(name, layers, True) for name, layers in self._promising(starts)])
         found += self._weigh([each for option in found if not option.fits for each in self._parts_of(option)])
         inner = [(name, layers, False) for name, layers in _inner(self._job)]
         return found + [option for each in inner for option in self._weigh([each])]
+
+    def _promising(self, starts: list[tuple[str, Layers]]) -> list[tuple[str, Layers]]:
+        """Plain EP, and of very many DCs only the plans that are least bound by their busiest link or worker."""
+        if self._job.layout.dcs <= _PLAYED_DCS_MOST:
+            return starts
+        fitting = [start for start in starts[1:] if _copy_bytes(self._job, start[1]) <= self._budget_bytes]
+        bounds = {name: self._predictor.least_s(layers) for name, layers in fitting}
+        return [starts[0], *sorted(fitting, key=lambda start: (bounds[start[0]], start[0]))[: _PLAYED_MOST - 1]]
 
     def _weigh(self, candidates: Sequence[tuple[str, Layers, bool]]) -> list[Option]:
         found: list[Option] = []

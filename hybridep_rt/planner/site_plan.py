@@ -71,11 +71,10 @@ def domain(spread: Spread, members: Ints) -> SitePlan:
     groups = [np.flatnonzero(members == group) for group in range(int(members.max()) + 1)]
     held = members[:, None] == members[spread.home][None, :]
     route = np.empty_like(held, dtype=np.int64)
-    for group in groups:
-        for rank, dc in enumerate(group):
-            row = [other[rank % len(other)] for other in groups]
-            route[dc] = np.array(row)[members[spread.home]]
-            route[dc, held[dc]] = dc
+    for rank in range(max(map(len, groups))):
+        servers = np.array([other[rank % len(other)] for other in groups])
+        route[[group[rank] for group in groups if rank < len(group)]] = servers[members[spread.home]]
+    route = np.where(held, np.arange(len(members))[:, None], route)
     return site_plan(spread, held, route)
 
 
