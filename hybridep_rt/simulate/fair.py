@@ -65,7 +65,7 @@ def fluid_s(network: Network, volumes: Array) -> Array:
 
 def queued_s(network: Network, volumes: Array) -> Array:
     """As `fluid_s` where each flow meets one bottleneck: on a limit shared by flows v_j, flow i ends when each has
-    sent min(v_i, v_j). Never later than there."""
+    sent min(v_i, v_j)."""
     seconds = np.maximum(volumes / network.bandwidth, _shared(volumes) / network.uplink[:, None])
     seconds = np.maximum(seconds, _shared(volumes.T).T / network.downlink[None, :])
     return np.where(volumes > 0, seconds, 0.0)
