@@ -57,13 +57,17 @@ def _shares(axis: Any, job: Job, found: Found) -> None:
     predictor = Predictor(job)
     plain = next(option for option in found.named if option.name == "ep")
     options = [*found.named, *([] if found.choice in found.named else [found.choice])]
-    for option in options:
+    named: set[tuple[float, str]] = set()
+    for option in sorted(options, key=lambda option: option is not found.choice):
         p = crossing_share(predictor, option, plain)
         chosen = option is found.choice
         axis.plot(
             p, option.step_s, "*" if chosen else "o", color="#c44e52" if chosen else "#4c72b0", ms=14 if chosen else 6
         )
-        axis.annotate(option.name, (p, option.step_s), textcoords="offset points", xytext=(6, 5), fontsize=8)
+        spot = (round(p, 2), f"{option.step_s:.2g}")
+        if spot not in named:
+            axis.annotate(option.name, (p, option.step_s), textcoords="offset points", xytext=(6, 5), fontsize=8)
+        named.add(spot)
     level = paper_layers(job)[0]
     if level.workers > 1 and np.isfinite(level.bandwidth_bytes_per_s):
         layers = len(job.work.layers)
@@ -74,7 +78,7 @@ def _shares(axis: Any, job: Job, found: Found) -> None:
         axis.plot(
             points, [layers * layer_s(level, p) for p in points], "s", color="grey", ms=4, label="its domain sizes"
         )
-        axis.legend(loc="upper center", fontsize=8)
+        axis.legend(loc="best", fontsize=8)
     axis.set(xlabel="p: share of token bytes that still cross the WAN", ylabel="seconds per step", xlim=(-0.05, 1.15))
     axis.set_ylim(bottom=0)
     axis.set_title("Step time of the plans weighed (star: chosen)", fontsize=10)

@@ -105,7 +105,7 @@ def _speedups(axis: Any, content: dict[str, Any]) -> None:
     axis.axhline(1, color="black", lw=0.8)
     axis.set(xscale="log", yscale="log", xlabel="DCs", ylabel="times faster than plain EP")
     axis.set_title(
-        "Dotted: the paper's model of a forward pass, 32 experts in all. "
+        "Dotted: the paper's model of a forward pass, 32 experts in all.\n"
         "Solid: the whole step with gradient return, against EP that sends a token once per DC",
         fontsize=9,
     )

@@ -41,9 +41,10 @@ from hybridep_rt.planner.site_plan import (
 _LOCAL_MOST = 4096
 """DCs times experts up to which single subscriptions are searched."""
 _WEIGHED_MOST = 12_000
-"""Plans that the descents may weigh in total."""
-_FIRST_STEPS_MOST = 4_000
-"""Plans that the first steps of all descents may weigh: with many moves only the fastest starts are followed."""
+"""Plans that are weighed in total before a descent stops; fewer where each has many links (`_LINKS_MOST`)."""
+_LINKS_MOST = 400_000
+_STEP_PART = 4
+"""A step of a descent weighs at most this part of them, the larger moves first; few starts are followed then."""
 _PLAYED_DCS_MOST = 128
 _PLAYED_MOST = 3
 _AT_ONCE = 512
@@ -101,10 +102,7 @@ class _Search:
         dcs = self._job.layout.dcs
         if dcs > 1 and dcs * max(self._spreads) <= _LOCAL_MOST:
             starts = _distinct([option for option in named if option.canonical and option.fits])
-            job = self._job
-            tried = len(moves(self._spreads[job.work.layers[0].num_experts], job.routing_of(0)))
-            starts = starts[: max(2, _FIRST_STEPS_MOST // tried)]
-            ends = [self._descend(start, moves) for start in starts]
+            ends = [self._descend(start, moves) for start in starts[: max(2, self._most // self._step_most(moves))]]
             lowest = self._descend(min(ends, key=lambda option: option.score), _all_moves)
             self._refine_layers(_distinct([lowest, *ends, *starts]))
         assert self._best is not None  # plain EP always fits
@@ -151,6 +149,15 @@ class _Search:
                 self._best = option
         return found
 
+    def _step_most(self, moves_of: Callable[[Spread, Routing], list[Move]]) -> int:
+        """Plans that the first step of a descent weighs."""
+        spread = self._spreads[self._job.work.layers[0].num_experts]
+        return min(len(moves_of(spread, self._job.routing_of(0))), self._most // _STEP_PART) + 1
+
+    @property
+    def _most(self) -> int:
+        return min(_WEIGHED_MOST, _LINKS_MOST // self._job.layout.dcs**2)
+
     @property
     def _batch(self) -> int:
         """Plans at once: as many as keep matrices small."""
@@ -161,10 +168,11 @@ class _Search:
         job = self._job
         kinds = {job.kind(layer): layer for layer in reversed(range(len(job.work.layers)))}
         options = {
-            kind: moves_of(self._spreads[kind[0].num_experts], job.routing_of(layer)) for kind, layer in kinds.items()
+            kind: moves_of(self._spreads[kind[0].num_experts], job.routing_of(layer))[: self._most // _STEP_PART]
+            for kind, layer in kinds.items()
         }
         current, improved = start, True
-        while improved and self._weighed < _WEIGHED_MOST:
+        while improved and self._weighed < self._most:
             improved = False
             for kind, layer in kinds.items():
                 better = self._best_neighbour(current, kind, current.layers[layer], options[kind])
