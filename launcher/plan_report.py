@@ -16,7 +16,7 @@ from hybridep_rt.errors import ConfigError, PlanError
 from hybridep_rt.planner import routing as routings
 from hybridep_rt.planner.auto import size_name
 from hybridep_rt.planner.economics import Workload
-from hybridep_rt.planner.explain import Switch, reason, switches, why_lost
+from hybridep_rt.planner.explain import SWITCH_DCS_MOST, Switch, reason, switches, why_lost
 from hybridep_rt.planner.job import Compute, Job
 from hybridep_rt.planner.paper_levels import PaperPlan, paper_plans
 from hybridep_rt.planner.plan import LayerPlan, Plan
@@ -171,6 +171,8 @@ def _switch_lines(answer: Answer) -> list[str]:
         else:
             at = f"{switch.factor:.3g} times the bandwidth"
         lines.append(f"{'From' if switch.factor > 1 else 'Down from'} {at} the answer is {switch.name}.")
+    if answer.job.layout.dcs > SWITCH_DCS_MOST:
+        return []
     return lines or ["No bandwidth or number of tokens within 256 times of these changes the answer."]
 
 
@@ -179,11 +181,14 @@ def _print(console: Console, answer: Answer) -> None:
         console.print(_split_table(answer, answer.played))
     console.print(_plans_table(answer))
     lines = [_reason(answer), _copies(answer)]
-    if answer.played is not None:
+    if answer.played is None:
+        parts = ", ".join(f"{part} {format_time(seconds)}" for part, seconds in answer.option.parts.items())
+        lines.append(f"The last DC's step: {parts}.")
+    else:
         bottleneck = answer.played.bottleneck()
         lines.append("The step never waits for a link." if bottleneck is None else f"Bottleneck: link {bottleneck}.")
     if answer.job.layout.dcs > 1:
-        lines += _switch_lines(answer) if answer.played is not None else []
+        lines += _switch_lines(answer)
     for line in lines:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
 

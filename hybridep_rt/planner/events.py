@@ -203,10 +203,14 @@ class _Schedule:
         C are running sums of c. `way.lead` is a_j - C_(j-1) for a dispatch that starts at 0.
         """
         plans, dcs = self.now.shape
-        begun = np.tile(self._stages.visitors(start), (1, 1, self._job.work.token_chunks))
+        begun = self._stages.visitors(start)
+        if self._job.chunks > 1:
+            begun = np.tile(begun, (1, 1, self._job.chunks))
         latest = np.maximum.accumulate(begun + way.lead, axis=-1)
         clock = way.total_s + np.maximum(self.now[:, :, None], latest)
-        self._note("visitors", f"{phase} visitors", layer, clock - np.diff(way.total_s, prepend=0.0), clock, clock)
+        if self._record is not None:
+            each_s = np.diff(way.total_s, prepend=0.0)
+            self._note("visitors", f"{phase} visitors", layer, clock - each_s, clock, clock)
         self.parts["compute"] = self.parts["compute"] + way.visitors_s
         self.parts["tokens"] = self.parts["tokens"] + clock[:, :, -1] - way.visitors_s - self.now
         self.now = clock[:, :, -1]
@@ -216,13 +220,14 @@ class _Schedule:
         """Each chunk is answered when it is computed; a DC goes on when all answers to its own tokens are there."""
         chunks = clocks.shape[2]
         free = self._link_free
+        each_s = way.back_s / chunks
         for chunk in range(chunks):
-            free = np.maximum(free, clocks[:, :, chunk, :]) + way.back_s / chunks
-            through = np.where(way.answers, free, -np.inf)
-            arrival = through + self._delay_s
-            self._note("tokens", f"{phase} answers", layer, through - way.back_s / chunks, through, arrival)
+            free = np.maximum(free, clocks[:, :, chunk, :]) + each_s
+            if self._record is not None:
+                through = np.where(way.answers, free, -np.inf)
+                self._note("tokens", f"{phase} answers", layer, through - each_s, through, through + self._delay_s)
         self._link_free = np.where(way.answers, free, self._link_free)
-        self._wait("tokens", self._arrival(arrival))
+        self._wait("tokens", self._arrival(np.where(way.answers, free + self._delay_s, -np.inf)))
 
     def _dense(self) -> None:
         """Each DC's sums go to the owners of their units, the totals come back: two exchanges, one after the other."""
@@ -256,11 +261,13 @@ class _Schedule:
         self.parts[part] = self.parts[part] + self.now - before
 
     def _note_background(self, stream: str, layer: int, what: StagedOnce, queue: _Background) -> None:
+        if self._record is None:
+            return
         through = np.where(what.sent, queue.link_s, -np.inf)
         self._note(stream, stream, layer, through - what.link_s, through, through + self._delay_s)
 
     def _note_chunks(self, kind: str, layer: int, way: StagedWay, start: Array) -> None:
-        chunks = self._job.work.token_chunks
+        chunks = self._job.chunks
         for chunk in range(chunks if self._record is not None else 0):
             begin, through = start + way.out_s * chunk / chunks, start + way.out_s * (chunk + 1) / chunks
             begin, through = (np.where(way.sends, values, -np.inf) for values in (begin, through))

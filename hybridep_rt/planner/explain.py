@@ -16,7 +16,7 @@ _LARGEST = 256.0
 _STEP = 2**0.5
 _CLEARLY = 1.01
 """Another plan is the answer where it is faster by more than this."""
-_DCS_MOST = 64
+SWITCH_DCS_MOST = 64
 _WORDS = {
     "compute": "computes {} longer at its slowest DC",
     "codecs": "encodes and decodes {} longer",
@@ -78,7 +78,7 @@ def switches(predictor: Predictor, found: Found) -> list[Switch]:
 
     None are given for many DCs, where that takes long.
     """
-    if not 1 < predictor.job.layout.dcs <= _DCS_MOST:
+    if not 1 < predictor.job.layout.dcs <= SWITCH_DCS_MOST:
         return []
     rivals = [option for option in found.named if option.fits and option.name != found.choice.name]
     if not rivals:

@@ -14,6 +14,8 @@ from hybridep_rt.planner.plan import Layout
 from hybridep_rt.planner.routing import Routing
 from topology.model import Topology
 
+CHUNKED_DCS_MOST = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Compute:
@@ -96,6 +98,11 @@ class Job:
     def kind(self, layer: int) -> tuple[LayerShape, int]:
         """Layers of equal kind behave alike under equal plans."""
         return self.work.layers[layer], id(self.routing_of(layer))
+
+    @property
+    def chunks(self) -> int:
+        """Parts of an exchange. With many DCs their visits overlap each other, and chunks change nothing."""
+        return self.work.token_chunks if self.layout.dcs <= CHUNKED_DCS_MOST else 1
 
     @property
     def tokens(self) -> Array:

@@ -17,7 +17,9 @@ from hybridep_rt.planner.volumes import Volumes
 class Way:
     """One exchange there and back, per micro-batch: bytes and wire seconds [..., source, target], compute likewise.
 
-    `visits`: whether source has any tokens at target. `back` is [..., target of the way out, its source].
+    `compute_s`: of source's tokens at target, with the codec's time where these differ. [..., D]: `encode_s` of what a
+    DC dispatches, `decode_s` of the answers. `visits`: whether source has any tokens at target. `back` is
+    [..., target of the way out, its source].
     """
 
     visits: Flags
@@ -76,8 +78,8 @@ def layer_times(job: Job, layer: int, found: Volumes) -> LayerTimes:
     )
     returned = found.copies.sum(-1) / workers
     return LayerTimes(
-        _way(job, found.compute_s, out, back, coded / workers),
-        _way(job, found.compute_s * compute.backward_factor, back, answer, coded / workers),
+        _way(job, found.compute_s, out, back, coded),
+        _way(job, found.compute_s * compute.backward_factor, back, answer, coded),
         weights_bytes=weights,
         weights_s=job.network.wire_s(weights),
         weights_encode_s=found.published / workers * weight_s,
@@ -91,15 +93,17 @@ def layer_times(job: Job, layer: int, found: Volumes) -> LayerTimes:
 
 
 def _way(job: Job, compute_s: Array, out: Array, back: Array, coded_s: Array) -> Way:
+    """`coded_s`: of a DC's workers together, for one encoding. Visitors are decoded, computed and encoded again."""
     home = np.swapaxes(back, -1, -2)
-    own_s, visitors_s = coded_s.sum(-1), coded_s.sum(-2)
+    workers = np.array(job.layout.workers_per_dc, float)
+    own_s = coded_s.sum(-1) / workers
     return Way(
         visits=out > 0,
         out_bytes=out,
         back_bytes=home,
         out_s=job.network.wire_s(out),
         back_s=job.network.wire_s(home),
-        compute_s=compute_s,
-        encode_s=own_s + visitors_s,
-        decode_s=own_s + visitors_s,
+        compute_s=compute_s + 2 * coded_s / workers,
+        encode_s=own_s,
+        decode_s=own_s,
     )

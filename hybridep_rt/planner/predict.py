@@ -16,6 +16,7 @@ from hybridep_rt.planner.volumes import Counter, Volumes
 
 _FEW_DCS = 64
 _FOLLOWED = 5
+_ROUGH_SAMPLES = 64
 
 
 class Predictor:
@@ -54,11 +55,12 @@ class Predictor:
         return run(self.job, layers, record)
 
     def least_s(self, plan: Sequence[SitePlan]) -> float:
-        """No step is faster: its busiest link, uplink or downlink, or its busiest DC. Cheap, as nothing is played."""
+        """About what no step can beat: its busiest link, uplink or downlink, or its busiest DC. Nothing is played, and
+        few samples are counted."""
         job, micro_batches = self.job, self.job.work.micro_batches
         sent, worked = np.zeros_like(job.network.bandwidth), job.pre_expert_s * 0
         for layer, site in {(job.kind(n), id(site)): (n, site) for n, site in enumerate(plan)}.values():
-            found = self._volumes(layer, [site])
+            found = self._volumes(layer, [site], samples=_ROUGH_SAMPLES)
             count = sum(site is other for other in plan)
             out, back, answer = (each[0] for each in token_bytes(job, layer, found))
             weights, gradients = (each[0] for each in copied_bytes(job, layer, found))
@@ -76,13 +78,13 @@ class Predictor:
     def _times(self, layer: int, plans: Sequence[SitePlan]) -> LayerTimes:
         return layer_times(self.job, layer, self._volumes(layer, plans))
 
-    def _volumes(self, layer: int, plans: Sequence[SitePlan]) -> Volumes:
+    def _volumes(self, layer: int, plans: Sequence[SitePlan], samples: int | None = None) -> Volumes:
         spreads = {id(plan.spread) for plan in plans}
         if len(spreads) > 1:
             raise PlanError("plans that spread work differently inside a DC can't be weighed in one go")
         spread = plans[0].spread
-        key = (self.job.kind(layer), id(spread))
+        key = (self.job.kind(layer), id(spread), samples)
         if key not in self._counters:
             self._spreads.append(spread)  # ids are unique only among living objects
-            self._counters[key] = Counter(self.job, layer, spread)
+            self._counters[key] = Counter(self.job, layer, spread, samples)
         return self._counters[key].volumes(self.job, plans)

@@ -40,7 +40,7 @@ from hybridep_rt.planner.site_plan import (
 
 _LOCAL_MOST = 4096
 """DCs times experts up to which single subscriptions are searched."""
-_WEIGHED_MOST = 12_000
+_WEIGHED_MOST = 6_000
 """Plans that are weighed in total before a descent stops; fewer where each has many links (`_LINKS_MOST`)."""
 _LINKS_MOST = 400_000
 _STEP_PART = 4

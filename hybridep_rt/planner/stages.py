@@ -162,7 +162,7 @@ def _way(job: Job, stages: Stages, way: Way) -> StagedWay:
 
 def _visitors(job: Job, stages: Stages, way: Way, came: Flags) -> tuple[Array, Array]:
     """Chunk after chunk, within each the visitors in their order."""
-    chunks, fixed_s = job.work.token_chunks, job.compute.exchange_s
+    chunks, fixed_s = job.chunks, job.compute.exchange_s
     each = np.where(came, stages.to(way.compute_s) / chunks + fixed_s, 0.0)
     total_s = np.tile(each, (1, 1, chunks)).cumsum(-1)
     wire_s, delay_s = stages.to(way.out_s), stages.to(job.network.delay_s[None])

@@ -41,9 +41,13 @@ class Volumes:
 
 
 class Counter:
-    """Counts the rows of one layer kind's routing tables; what was counted once is remembered."""
+    """Counts the rows of one layer kind's routing tables; what was counted once is remembered.
 
-    def __init__(self, job: Job, layer: int, spread: Spread) -> None:
+    `samples`: use only so many sampled tokens.
+    """
+
+    def __init__(self, job: Job, layer: int, spread: Spread, samples: int | None = None) -> None:
+        self._samples = samples
         self._job = job
         self._shape = job.work.layers[layer]
         self._routing = job.routing_of(layer)
@@ -83,7 +87,7 @@ class Counter:
                 if key not in self._known:
                     new[key[0]][key] = row
         for source, rows in new.items():
-            counted = self._count(self._routing.of(source), np.stack(list(rows.values())))
+            counted = self._count(self._routing.of(source)[: self._samples], np.stack(list(rows.values())))
             self._known |= dict(zip(rows, zip(*counted, strict=True), strict=True))
 
     def _count(self, chosen: Ints, rows: Ints) -> tuple[Array, Array, Array]:
@@ -107,12 +111,18 @@ class Counter:
         """Seconds in which rows go to the workers that hold their experts, and return, inside the DC they are at."""
         workers = np.array(job.layout.workers_per_dc, float)
         rate, delay_s = job.inside_rate
-        each = choices / np.maximum(rows, 1e-12)
-        others = (workers - 1) * (1 - (1 - 1 / workers) ** each)
-        moved = others * (1 - self._spread.stay) / np.where(workers > 1, 1 - 1 / workers, 1.0)
+        several = workers > 1
+        if not several.any():
+            return np.zeros_like(rows)
+        at = np.nonzero(rows)
+        here = workers[at[-1]]
+        others = (here - 1) * (1 - (1 - 1 / here) ** (choices[at] / rows[at]))
+        stay = self._spread.stay[at[-1]]
+        moved = others * (1 - stay) / np.where(here > 1, 1 - 1 / here, 1.0)
         vector = self._shape.hidden * job.work.token_bytes
-        seconds = 2 * rows / workers * moved * vector / rate + 2 * delay_s * (workers > 1)
-        return np.where(rows > 0, seconds, 0.0)
+        seconds = np.zeros_like(rows)
+        seconds[at] = 2 * rows[at] / here * moved * vector / rate + 2 * delay_s * (here > 1)
+        return seconds
 
     def _spread_in_s(self, job: Job, plans: Sequence[SitePlan]) -> Array:
         """Copies beyond a DC's first of each expert come from a worker of the same DC."""
