@@ -9,10 +9,10 @@ import numpy as np
 from hybridep_rt.errors import PlanError
 from hybridep_rt.planner.events import Outcome, Recorder, run
 from hybridep_rt.planner.job import Job
-from hybridep_rt.planner.layer_times import LayerTimes, copied_bytes, layer_times, token_bytes
+from hybridep_rt.planner.layer_times import LayerTimes, layer_times
 from hybridep_rt.planner.plan import LayerPlan
 from hybridep_rt.planner.site_plan import SitePlan, from_layer
-from hybridep_rt.planner.volumes import Counter, Volumes
+from hybridep_rt.planner.volumes import Counter, Volumes, rough_counts
 
 _FEW_DCS = 64
 _FOLLOWED = 5
@@ -57,17 +57,20 @@ class Predictor:
     def least_s(self, plan: Sequence[SitePlan]) -> float:
         """About what no step can beat: its busiest link, uplink or downlink, or its busiest DC. Nothing is played, and
         few samples are counted."""
-        job, micro_batches = self.job, self.job.work.micro_batches
-        sent, worked = np.zeros_like(job.network.bandwidth), job.pre_expert_s * 0
+        job, work = self.job, self.job.work
+        sent, pairs_s = np.zeros_like(job.network.bandwidth), np.zeros(job.layout.dcs)
+        rate = job.rates.min(1) * np.array(job.layout.workers_per_dc)
         for layer, site in {(job.kind(n), id(site)): (n, site) for n, site in enumerate(plan)}.values():
-            found = self._volumes(layer, [site], samples=_ROUGH_SAMPLES)
-            count = sum(site is other for other in plan)
-            out, back, answer = (each[0] for each in token_bytes(job, layer, found))
-            weights, gradients = (each[0] for each in copied_bytes(job, layer, found))
-            sent += count * (micro_batches * (out + back + (back + answer).T) + weights + gradients)
-            worked = worked + count * micro_batches * found.compute_s[0].sum(0) * (1 + job.compute.backward_factor)
+            shape, count = work.layers[layer], sum(site is other for other in plan)
+            rows, choices, copies = rough_counts(job, layer, site, _ROUGH_SAMPLES)
+            np.fill_diagonal(rows, 0.0)
+            copied = count * shape.parameters_per_expert * copies
+            tokens = 2 * count * work.micro_batches * shape.hidden * work.token_bytes * rows
+            sent += tokens + tokens.T + copied * work.weight_bytes + copied.T * work.gradient_bytes
+            flops = 2.0 * shape.parameters_per_expert * (1 + job.compute.backward_factor)
+            pairs_s += count * work.micro_batches * choices.sum(0) * flops / rate
         network = job.network
-        busiest = (sent / network.bandwidth, sent.sum(1) / network.uplink, sent.sum(0) / network.downlink, worked)
+        busiest = (sent / network.bandwidth, sent.sum(1) / network.uplink, sent.sum(0) / network.downlink, pairs_s)
         return max(float(seconds.max()) for seconds in busiest)
 
     def site_plans(self, plan: Sequence[LayerPlan]) -> tuple[SitePlan, ...]:
@@ -78,13 +81,13 @@ class Predictor:
     def _times(self, layer: int, plans: Sequence[SitePlan]) -> LayerTimes:
         return layer_times(self.job, layer, self._volumes(layer, plans))
 
-    def _volumes(self, layer: int, plans: Sequence[SitePlan], samples: int | None = None) -> Volumes:
+    def _volumes(self, layer: int, plans: Sequence[SitePlan]) -> Volumes:
         spreads = {id(plan.spread) for plan in plans}
         if len(spreads) > 1:
             raise PlanError("plans that spread work differently inside a DC can't be weighed in one go")
         spread = plans[0].spread
-        key = (self.job.kind(layer), id(spread), samples)
+        key = (self.job.kind(layer), id(spread))
         if key not in self._counters:
             self._spreads.append(spread)  # ids are unique only among living objects
-            self._counters[key] = Counter(self.job, layer, spread, samples)
+            self._counters[key] = Counter(self.job, layer, spread)
         return self._counters[key].volumes(self.job, plans)

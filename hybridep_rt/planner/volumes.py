@@ -41,13 +41,9 @@ class Volumes:
 
 
 class Counter:
-    """Counts the rows of one layer kind's routing tables; what was counted once is remembered.
+    """Counts the rows of one layer kind's routing tables; what was counted once is remembered."""
 
-    `samples`: use only so many sampled tokens.
-    """
-
-    def __init__(self, job: Job, layer: int, spread: Spread, samples: int | None = None) -> None:
-        self._samples = samples
+    def __init__(self, job: Job, layer: int, spread: Spread) -> None:
         self._job = job
         self._shape = job.work.layers[layer]
         self._routing = job.routing_of(layer)
@@ -87,7 +83,7 @@ class Counter:
                 if key not in self._known:
                     new[key[0]][key] = row
         for source, rows in new.items():
-            counted = self._count(self._routing.of(source)[: self._samples], np.stack(list(rows.values())))
+            counted = self._count(self._routing.of(source), np.stack(list(rows.values())))
             self._known |= dict(zip(rows, zip(*counted, strict=True), strict=True))
 
     def _count(self, chosen: Ints, rows: Ints) -> tuple[Array, Array, Array]:
@@ -133,6 +129,17 @@ class Counter:
         coded = self._shape.parameters_per_expert * job.work.weight_bytes
         seconds: Array = (held - first) / workers * coded / rate
         return seconds
+
+
+def rough_counts(job: Job, layer: int, plan: SitePlan, samples: int) -> tuple[Array, Array, Array]:
+    """Rows and choices [D,D] per micro-batch from so many sampled tokens, and experts' copies."""
+    routing = job.routing_of(layer)
+    if len(routing.choices) == 1:
+        rows, choices = _distinct(plan.route, routing.of(0)[:samples], job.layout.dcs)
+    else:
+        found = [_distinct(row[None], routing.of(dc)[:samples], job.layout.dcs) for dc, row in enumerate(plan.route)]
+        rows, choices = (np.concatenate(part) for part in zip(*found, strict=True))
+    return rows * job.tokens[:, None], choices * job.tokens[:, None], _copies(plan)
 
 
 def _distinct(rows: Ints, chosen: Ints, dcs: int) -> tuple[Array, Array]:
