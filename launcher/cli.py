@@ -15,6 +15,7 @@ _COMMANDS: Mapping[str, str] = {
     "doctor": "launcher.doctor:doctor",
     "plan": "launcher.plan_view:plan",
     "run": "launcher.run:run",
+    "simulate": "launcher.simulate:simulate",
     "status": "launcher.status_view:status",
     "testbed": "launcher.testbed.cli:testbed",
     "topology": "launcher.topology_view:topology",

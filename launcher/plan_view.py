@@ -1,4 +1,7 @@
-"""`hybridep plan`: what each way of sharing experts would cost on a topology, which one is taken, and why."""
+"""`hybridep plan`: what each way of sharing experts would cost on a topology, which one is taken, and why.
+
+With `--workload` by the runtime's own model (`plan_report`); with sizes as options by what plans cost in bytes.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from hybridep_rt.planner.economics import Cost, LayerShape, Workload, price
 from hybridep_rt.planner.plan import Plan
 from hybridep_rt.planner.plan_file import to_file
 from hybridep_rt.planner.plan_spec import Maker, parse_plan_spec
+from launcher.plan_report import Wish, print_report
 from topology.model import Topology
 from topology.source import load
 from topology.units import format_size, format_time
@@ -25,20 +29,25 @@ AMOUNT = click.FloatRange(min=0, max=1e6)
 
 @click.command("plan")
 @click.argument("topology")
-@click.option("--hidden", type=COUNT, required=True, help="Width of a token vector.")
-@click.option("--ffn", type=COUNT, required=True, help="Inner width of an expert.")
-@click.option("--experts", type=click.IntRange(1, 1 << 16), required=True, help="Experts per layer.")
-@click.option("--top-k", type=COUNT, required=True, help="Experts per token.")
-@click.option("--layers", type=click.IntRange(1, 4096), required=True, help="MoE layers.")
-@click.option("--tokens", type=COUNT, required=True, help="Tokens per worker and optimizer step, all micro-batches.")
+@click.option("--workload", default=None, help="A model's YAML file, or FILE:NAME; instead of sizes as options.")
+@click.option("--model", type=click.Choice(["runtime", "paper"]), default="runtime", help="Which model predicts.")
+@click.option("--routing", default=None, help="uniform, zipf:EXPONENT or a file of samples; with --workload.")
+@click.option("--tflops", type=click.FloatRange(min=1e-9), default=None, help="Of a worker; with --workload.")
+@click.option("--plot", type=click.Path(dir_okay=False), default=None, help="Draw step times; with --workload.")
+@click.option("--hidden", type=COUNT, default=None, help="Width of a token vector.")
+@click.option("--ffn", type=COUNT, default=None, help="Inner width of an expert.")
+@click.option("--experts", type=click.IntRange(1, 1 << 16), default=None, help="Experts per layer.")
+@click.option("--top-k", type=COUNT, default=None, help="Experts per token.")
+@click.option("--layers", type=click.IntRange(1, 4096), default=None, help="MoE layers.")
+@click.option("--tokens", type=COUNT, default=None, help="Tokens per worker and optimizer step, all micro-batches.")
 @click.option("--matrices", type=click.IntRange(2, 3), default=3, show_default=True, help="Of an expert: 3 is SwiGLU.")
-@click.option("--token-bytes", type=AMOUNT, default=2.0, show_default=True, help="Per element of a token on the wire.")
-@click.option("--weight-bytes", type=AMOUNT, default=2.0, show_default=True, help="Per expert parameter on the wire.")
-@click.option("--gradient-bytes", type=AMOUNT, default=2.0, show_default=True, help="Per parameter, gradient return.")
-@click.option("--micro-batches", type=COUNT, default=1, show_default=True, help="Per optimizer step.")
-@click.option("--token-chunks", type=COUNT, default=1, show_default=True, help="Parts of a pipelined exchange.")
+@click.option("--token-bytes", type=AMOUNT, default=None, show_default="2", help="Per element of a token on the wire.")
+@click.option("--weight-bytes", type=AMOUNT, default=None, show_default="2", help="Per expert parameter on the wire.")
+@click.option("--gradient-bytes", type=AMOUNT, default=None, show_default="2", help="Per parameter, gradient return.")
+@click.option("--micro-batches", type=COUNT, default=None, show_default="1", help="Per optimizer step.")
+@click.option("--token-chunks", type=COUNT, default=None, show_default="1", help="Parts of a pipelined exchange.")
 @click.option(
-    "--pre-expert-ms", type=AMOUNT, default=0.0, show_default=True, help="Compute per layer that hides experts."
+    "--pre-expert-ms", type=AMOUNT, default=None, show_default="0", help="Compute per layer that hides experts."
 )
 @click.option("--memory-gb", type=AMOUNT, default=None, help="For the copies of one worker; default: no limit.")
 @click.option(
@@ -46,13 +55,30 @@ AMOUNT = click.FloatRange(min=0, max=1e6)
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--output", type=click.Path(dir_okay=False), default=None, help="Write the plan to this file.")
-def plan(topology: str, spec: str, as_json: bool, output: str | None, memory_gb: float | None, **numbers: Any) -> None:
+def plan(
+    topology: str,
+    spec: str,
+    as_json: bool,
+    output: str | None,
+    memory_gb: float | None,
+    workload: str | None,
+    model: str,
+    routing: str | None,
+    tflops: float | None,
+    plot: str | None,
+    **numbers: Any,
+) -> None:
     """Show what every plan costs on TOPOLOGY (a YAML file or preset:NAME), and which one is taken.
 
     Needs neither MPI nor torch.
     """
+    given = {name: value for name, value in numbers.items() if value is not None}
     try:
-        shown = _report(load(topology), _workload(**numbers), spec, memory_gb, output)
+        if workload is not None:
+            wish = Wish(workload, spec, memory_gb, routing, tflops, given)
+            print_report(wish, load(topology), model, as_json=as_json, output=output, plot=plot)
+            return
+        shown = _report(load(topology), _workload(**_complete(given)), spec, memory_gb, output)
     except ConfigError as error:
         raise _Refused(str(error)) from None
     if as_json:
@@ -63,6 +89,14 @@ def plan(topology: str, spec: str, as_json: bool, output: str | None, memory_gb:
 
 class _Refused(click.ClickException):
     exit_code = 2
+
+
+def _complete(given: dict[str, Any]) -> dict[str, Any]:
+    """All that makes a model must be given, one way or the other."""
+    for name in ("hidden", "ffn", "experts", "top_k", "layers", "tokens"):
+        if name not in given:
+            raise click.UsageError(f"Missing option '--{name.replace('_', '-')}' (or --workload).")
+    return {"pre_expert_ms": 0.0, **given}
 
 
 def _workload(

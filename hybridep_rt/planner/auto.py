@@ -61,7 +61,7 @@ def decide(topology: Topology, work: Workload, *, memory_budget_bytes: float | N
     """
     if memory_budget_bytes is not None and not memory_budget_bytes >= 0:
         raise PlanError(f"the memory budget must be bytes from 0, not {memory_budget_bytes}")
-    candidates = tuple(_candidate(sizes, topology, work, memory_budget_bytes) for sizes in _all_sizes(topology))
+    candidates = tuple(_candidate(sizes, topology, work, memory_budget_bytes) for sizes in all_sizes(topology))
     fitting = [candidate for candidate in candidates if candidate.fits]
     fastest_s = min(candidate.cost.total_s for candidate in fitting)
     near = [candidate for candidate in fitting if candidate.cost.total_s <= fastest_s * (1 + SAME)]
@@ -102,7 +102,8 @@ def _expert_counts(work: Workload) -> set[int]:
     return {shape.num_experts for shape in work.layers}
 
 
-def _all_sizes(topology: Topology) -> list[tuple[int, ...]]:
+def all_sizes(topology: Topology) -> list[tuple[int, ...]]:
+    """Every feasible tuple of domain sizes, plain EP first."""
     tree = Tree.of(topology)
     levels = range(tree.depth if tree.scaling is not None else 1)
     return list(product(*(allowed_sizes(tree, level) for level in levels)))
@@ -113,10 +114,11 @@ def _candidate(sizes: tuple[int, ...], topology: Topology, work: Workload, budge
     layers = {count: domains(layout, count, sizes, topology.scaling) for count in _expert_counts(work)}
     cost = price((layers[shape.num_experts] for shape in work.layers), topology, work)
     fits = budget_bytes is None or cost.copy_bytes_per_worker <= budget_bytes
-    return Candidate(sizes, _name(sizes, topology), cost, fits)
+    return Candidate(sizes, size_name(sizes, topology), cost, fits)
 
 
-def _name(sizes: tuple[int, ...], topology: Topology) -> str:
+def size_name(sizes: tuple[int, ...], topology: Topology) -> str:
+    """How a person asks for them."""
     if set(sizes) == {1}:
         return Maker.EP.value
     if sizes == topology.scaling:
