@@ -39,6 +39,9 @@ from hybridep_rt.transport.socket_options import check_congestion
 from hybridep_rt.transport.tls import Tls
 from topology import Topology
 
+TCP_SHARE = 1448 / 1500
+"""Of an emulated link's bytes, those that TCP carries: a rate counts IP packets, as on a real link of 1500-byte packets."""
+
 OTHER_SIDE_FIRST_S = 2.0
 """The side that is not preferred dials so much later."""
 
@@ -86,9 +89,9 @@ class Sites:
         incarnation = os.urandom(INCARNATION_BYTES)
         self._preferred_connections: set[Connection] = set()
         self.links: dict[int, Link] = {}
-        self._uplink = Uplink(topology.datacenters[dc].uplink_bytes_per_s or math.inf)
+        self._uplink = Uplink(TCP_SHARE * (topology.datacenters[dc].uplink_bytes_per_s or math.inf))
         downlink_bytes_per_s = topology.datacenters[dc].downlink_bytes_per_s
-        self._downlink = Downlink(downlink_bytes_per_s) if downlink_bytes_per_s else None
+        self._downlink = Downlink(TCP_SHARE * downlink_bytes_per_s) if downlink_bytes_per_s else None
         for there in range(len(self._names)):
             if there != dc:
                 site = Address(there, COORDINATOR)
@@ -253,7 +256,8 @@ class Sites:
         )
         chunk_bytes = self._limits.chunk_bytes(rate_bytes_per_s)
         if topology.emulate:
-            site.shape(chunk_bytes, LinkPacer(rate_bytes_per_s, wire.rtt_s / 2, self._uplink), self._downlink)
+            pacer = LinkPacer(TCP_SHARE * rate_bytes_per_s, wire.rtt_s / 2, self._uplink)
+            site.shape(chunk_bytes, pacer, self._downlink)
         else:
             site.shape(chunk_bytes)
 
