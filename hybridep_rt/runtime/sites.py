@@ -40,7 +40,7 @@ from hybridep_rt.transport.tls import Tls
 from topology import Topology
 
 TCP_SHARE = 1448 / 1500
-"""Of an emulated link's bytes, those that TCP carries: its rate counts whole packets of 1500 bytes, as on a real one."""
+"""Of the bytes of an emulated link, those that TCP carries: its rate counts whole packets, of 1500 bytes each."""
 
 OTHER_SIDE_FIRST_S = 2.0
 """The side that is not preferred dials so much later."""
