@@ -122,5 +122,5 @@ def _pass_on(program: Program, output: IO[bytes], log_directory: Path | None) ->
             return
         while line := output.readline(_LINE_BYTES_MAX):
             with suppress(BrokenPipeError):
-                sys.stdout.buffer.write(program.prefix.encode() + line)
+                sys.stdout.buffer.write(program.prefix.encode() + line.rstrip(b"\n") + b"\n")
                 sys.stdout.buffer.flush()
