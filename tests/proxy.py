@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import threading
 from types import TracebackType
 from typing import Self
+
+_BUFFER_BYTES = 1 << 16
 
 
 class Proxy:
@@ -28,11 +31,11 @@ class Proxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        server = asyncio.run_coroutine_threadsafe(
-            asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 16), self._loop
-        ).result(5)
-        self._server = server
-        self.address = server.sockets[0].getsockname()
+        sock = socket.create_server(("127.0.0.1", 0))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)  # little stays here when it is frozen
+        serving = asyncio.start_server(self._serve, sock=sock, limit=_BUFFER_BYTES)
+        self._server = asyncio.run_coroutine_threadsafe(serving, self._loop).result(5)
+        self.address = sock.getsockname()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -72,7 +75,7 @@ class Proxy:
         self.connections += 1
         self._writers.add(writer)
         try:
-            onward_reader, onward_writer = await asyncio.open_connection(*self.target, limit=1 << 16)
+            onward_reader, onward_writer = await asyncio.open_connection(*self.target, limit=_BUFFER_BYTES)
         except OSError:
             writer.transport.abort()
             return
@@ -82,7 +85,7 @@ class Proxy:
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         budget = self._random.randrange(1, 2 * self._cut_after_bytes) if self._cut_after_bytes else 0
         try:
-            while data := await reader.read(1 << 16):
+            while data := await reader.read(_BUFFER_BYTES):
                 await self._flowing.wait()
                 if budget and self._cuts_left and len(data) >= budget:
                     writer.write(data[:budget])

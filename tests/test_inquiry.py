@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridep_rt.config import Limits, Timeouts
+from hybridep_rt.config import Timeouts
 from hybridep_rt.errors import DeadlineExceeded, HybridEPError, RemoteProtocolError
 from hybridep_rt.protocol.address import COORDINATOR, Address
 from hybridep_rt.protocol.envelope import unpack
@@ -166,15 +166,3 @@ def test_every_worker_hears_who_was_late_and_not_who_waited_for_the_late_one(tmp
         assert error.waited_s >= TIMEOUTS.operation_s / 2
     assert len({str(error) for error in errors}) == 1
     close(links)
-
-
-def test_a_wait_with_its_own_time_ends_only_that_wait(tmp_path: Path) -> None:
-    job = JobUnderTest(make_topology((1, 1)), tmp_path, TIMEOUTS, Limits())
-    job.open()
-    job.start(0, 1)
-    links = job.connect_all()
-    with pytest.raises(DeadlineExceeded):
-        links[A0].receive(B0, "x", AT, timeout_s=0.05)
-    links[A0].check()
-    close(links)
-    assert job.join() == {0: None, 1: None}

@@ -15,13 +15,12 @@ import pytest
 from hybridep_rt.config import Limits, Timeouts
 from hybridep_rt.errors import ConfigError, ConnectFailed, HandshakeRefused
 from hybridep_rt.protocol.link import Job
-from hybridep_rt.protocol.messages import Traffic
 from hybridep_rt.runtime.sites import Sites
 from hybridep_rt.transport.tls import Tls
 from tests.certificates import Authority
 from tests.proxy import Proxy
-from tests.test_coordinator import AT, JobUnderTest, make_topology
-from tests.test_link_cuts import A0, B0, close, talk_both
+from tests.test_coordinator import JobUnderTest, make_topology
+from tests.test_link_cuts import close, talk_both
 
 TIMEOUTS = Timeouts(
     rendezvous_s=1.5, handshake_s=1, heartbeat_s=0.2, silence_s=3, resume_s=5, operation_s=20, goodbye_s=2
@@ -42,31 +41,6 @@ def job(tmp_path: Path, authority: Authority) -> JobUnderTest:
     new.tls = {dc: Tls.in_folder(str(authority.folder), name) for dc, name in enumerate("ab")}
     new.open()
     return new
-
-
-def test_messages_of_all_sizes_arrive_over_tls(job: JobUnderTest) -> None:
-    job.start(0, 1)
-    links = job.connect_all()
-    talk_both(links)
-    for size in (0, 5, 3_000_000):
-        links[A0].send(B0, "x", AT, [bytes(size)], traffic=Traffic.TOKENS)
-        assert len(links[B0].receive(A0, "x", AT).payload) == size
-    close(links)
-    assert job.join() == {0: None, 1: None}
-
-
-def test_everything_arrives_once_over_tls_whatever_is_cut(job: JobUnderTest) -> None:
-    at = job.listeners[0].wan_address
-    assert at is not None
-    with Proxy(at, cut_after_bytes=200_000, cuts=10, seed=3) as proxy:
-        job.start(0, peers={})
-        job.start(1, peers={0: proxy.address})
-        links = job.connect_all()
-        talk_both(links)
-        talk_both(links)
-        close(links)
-        assert proxy.cuts > 3
-        assert job.join() == {0: None, 1: None}
 
 
 def test_a_certificate_for_another_dc_is_refused_by_name(job: JobUnderTest, authority: Authority) -> None:

@@ -57,14 +57,20 @@ class CoordinatorConfig:
         return Job(self.topology.cluster, self.topology.digest(), self.epoch, self.run_token)
 
 
-def run_coordinator(config: CoordinatorConfig, listeners: Listeners, peers: Mapping[int, tuple[str, int]]) -> None:
-    """Serve until every worker of every DC has said goodbye. `peers`: DC -> address of its coordinator.
+def run_coordinator(
+    config: CoordinatorConfig,
+    listeners: Listeners,
+    peers: Mapping[int, tuple[str, int]],
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
+) -> None:
+    """Serve on a `new_loop` until every worker of every DC has said goodbye. `peers`: DC -> its coordinator's address.
 
     Raises ConfigError (no TLS where it is needed), HandshakeRefused, ConnectFailed (who is missing), PeerLost
     (who failed), PeerRestarted, after one line about it on stderr.
     """
     try:
-        uvloop.run(_serve(config, listeners, peers))
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(_serve(config, listeners, peers))
     except HybridEPError as error:
         name = Address(config.dc, COORDINATOR).describe(config.topology.dc_names)
         sys.stderr.write(f"hybridep: {name}: {error}\n")  # in one piece, whoever else writes

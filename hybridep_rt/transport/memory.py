@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from hybridep_rt.errors import DeadlineExceeded, HybridEPError, PeerLost, PositionMismatch
+from hybridep_rt.errors import DeadlineExceeded, HybridEPError, LocalProtocolError, PeerLost, PositionMismatch
 from hybridep_rt.metrics import Metrics
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.messages import Message, Payload, Traffic
@@ -40,7 +40,7 @@ class MemoryWan:
         self._pending: dict[tuple[Address, Address, str], deque[Message]] = {}
         self._changed = threading.Condition()
         self._closed = False
-        names = dc_names or tuple(str(dc) for dc in range(len(workers_per_dc)))
+        self.dc_names = names = dc_names or tuple(str(dc) for dc in range(len(workers_per_dc)))
         addresses = [Address(dc, worker) for dc, count in enumerate(workers_per_dc) for worker in range(count)]
         self.metrics = {address: Metrics() for address in addresses}
         self.mailboxes = {
@@ -98,7 +98,8 @@ class MemoryPort:
     def __init__(self, wan: MemoryWan, address: Address) -> None:
         self._wan = wan
         self.address = address
-        self._last = "before its first message"
+        self._last = "its start"
+        self._is_closed = False
 
     def send(
         self,
@@ -113,7 +114,9 @@ class MemoryPort:
     ) -> None:
         """See `WanPort.send`. The urgency has no meaning here: any order that the port allows may happen."""
         del urgency
-        self._wan.mailboxes[self.address].check()
+        self.check()
+        if self._is_closed:
+            raise LocalProtocolError("send after close")
         buffer = bytearray().join(memoryview(part).cast("B") for part in payload)
         if to.dc != self.address.dc:
             self._wan.metrics[self.address].sent(to.dc, traffic, len(buffer))
@@ -134,11 +137,13 @@ class MemoryPort:
 
     def fail(self, reason: str) -> None:
         """End every wait of every worker."""
-        self._wan.fail(PeerLost(self.address.describe(), reason))
+        self._wan.fail(PeerLost(self.address.describe(self._wan.dc_names), reason))
 
     def close(self) -> None:
         """Say goodbye to all."""
-        self._wan.depart(self.address, self._last)
+        if not self._is_closed:
+            self._is_closed = True
+            self._wan.depart(self.address, self._last)
 
 
 class MemorySite:

@@ -76,15 +76,19 @@ class WorkerLink:
         timeouts: Timeouts,
         limits: Limits,
         metrics: Metrics,
+        new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
     ) -> Self:
-        """Join the job through the coordinator at `endpoint` (`unix:PATH` or `tcp:HOST:PORT`).
+        """Join the job through the coordinator at `endpoint` (`unix:PATH` or `tcp:HOST:PORT`). Serve on a `new_loop`.
 
         Returns when every worker of every DC is there. Raises HandshakeRefused, ConnectFailed, PeerLost (with who is
         missing, or who failed meanwhile), DeadlineExceeded.
         """
         self = cls(address, job, dc_names, timeouts, limits, metrics)
         self._thread = threading.Thread(
-            target=self._serve, args=(endpoint,), name=f"worker link {address.dc}.{address.worker}", daemon=True
+            target=self._serve,
+            args=(endpoint, new_loop),
+            name=f"worker link {address.dc}.{address.worker}",
+            daemon=True,
         )
         self._thread.start()
         # The coordinator gives up first, and knows better who is missing.
@@ -113,7 +117,9 @@ class WorkerLink:
         urgency: int = 0,
     ) -> None:
         """See `WanPort.send`. Raises LocalProtocolError for an unknown DC, a message over the limits, after close."""
-        self.mailboxes.check()
+        if self._closed:
+            raise LocalProtocolError("send after close")
+        self.check()
         self._where = position.describe()
         envelope = Envelope(self.address, to, channel, position, tuple(counts), urgency)
         buffers = tuple(memoryview(buffer).cast("B") for buffer in payload)
@@ -165,8 +171,6 @@ class WorkerLink:
         nbytes, about = outgoing.payload_bytes, len(outgoing.metadata)
         if nbytes > self._limits.message_bytes or about > self._limits.metadata_bytes:
             raise LocalProtocolError(f"message of {nbytes} bytes (and {about} of metadata) is over the limit")
-        if self._closed:
-            raise LocalProtocolError("send after close")
 
     def _hand_over(self, outgoing: Outgoing) -> None:
         with self._lock:
@@ -202,9 +206,9 @@ class WorkerLink:
 
     # In the background thread
 
-    def _serve(self, endpoint: str) -> None:
+    def _serve(self, endpoint: str, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            with asyncio.Runner(loop_factory=new_loop) as runner:
                 self._loop = runner.get_loop()
                 runner.run(self._main(endpoint))
         except HybridEPError as error:
