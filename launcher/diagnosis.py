@@ -132,8 +132,8 @@ def check_backlog(topology: Topology, local: Iterable[int], machine: Machine) ->
 
 
 def check_open_files(topology: Topology, local: Iterable[int], machine: Machine) -> Check:
-    """A coordinator holds one connection to each of its workers and other DCs, and some to strangers."""
-    wanted = _OWN_FILES + _connections(topology, local)
+    """A coordinator holds one connection to each of its workers and other DCs, and some to strangers at three doors."""
+    wanted = _OWN_FILES + _connections(topology, local) + 2 * Limits().strangers
     advice = "" if machine.open_files >= wanted else f"ulimit -n {1 << (wanted - 1).bit_length()}"
     return Check("open files", str(machine.open_files), str(wanted), advice)
 

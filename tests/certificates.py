@@ -6,8 +6,9 @@ import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from hybridep_rt.transport.tls import Tls
 from launcher.authority import issue, new_authority
-from topology import Datacenter, Host
+from topology import Datacenter, Host, Topology
 
 NOW = datetime.now(UTC)
 
@@ -32,3 +33,11 @@ class Authority:
         key.touch(0o600)
         key.write_bytes(pair.key)
         os.chmod(key, 0o600)
+
+
+def certified(folder: Path, topology: Topology) -> dict[int, Tls]:
+    """A new authority's certificate for every DC, by the DC's number."""
+    authority = Authority(folder, topology.cluster)
+    for dc in topology.dc_names:
+        authority.issue(dc)
+    return {number: Tls.in_folder(str(folder), dc) for number, dc in enumerate(topology.dc_names)}

@@ -117,7 +117,7 @@ def test_connections_have_room() -> None:
     assert check_backlog(small, [0], having(somaxconn=None)).found == "unknown"
     assert check_open_files(small, [0], MACHINE).advice == ""
     assert check_open_files(large, [0], MACHINE).advice == ""
-    assert check_open_files(large, [1], MACHINE).wanted == "2162"
+    assert check_open_files(large, [1], MACHINE).wanted == "2226"
     assert check_open_files(large, [1], MACHINE).advice == "ulimit -n 4096"
 
 

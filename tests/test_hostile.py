@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,8 +24,9 @@ from hybridep_rt.protocol.frames import Control, Kind, pack_fields
 from hybridep_rt.protocol.link import NONCE_BYTES, PROTOCOL_VERSION, Job, LinkMachine
 from hybridep_rt.protocol.messages import Traffic
 from hybridep_rt.transport.worker_link import WorkerLink
+from tests.certificates import certified
 from tests.hostile_bytes import MEMORY_BYTES, digest, generated, valid_stream
-from tests.strangers import VISITS
+from tests.strangers import BEFORE_TLS, VISITS, Door, Visit, visit
 from tests.test_coordinator import AT, JobUnderTest, make_topology, running
 
 INPUTS = 20_000
@@ -32,6 +34,11 @@ VISITS_EACH = 6
 IMPATIENT = Timeouts(
     rendezvous_s=20, handshake_s=0.4, heartbeat_s=0.2, silence_s=10, resume_s=20, operation_s=30, goodbye_s=3
 )
+
+HASTY = Timeouts(
+    rendezvous_s=4, handshake_s=15, heartbeat_s=0.2, silence_s=10, resume_s=20, operation_s=30, goodbye_s=3
+)
+"""A stranger's place is free again only when it's too late to join."""
 
 
 def digest_all(seed: int, count: int) -> Counter[str]:
@@ -137,19 +144,29 @@ def exchange_until(done: threading.Event, links: dict[Address, WorkerLink]) -> i
 
 
 def besiege(job: JobUnderTest, visits_each: int, deadline_s: float) -> None:
-    """Strangers of all kinds at every TCP listener of DC 0 while two DCs exchange messages; all end in good order."""
-    gates = [gate for gate in (job.listeners[0].wan_address, job.listeners[0].workers_address) if gate is not None]
+    """Strangers of all kinds at every TCP listener of DC 0 while two DCs exchange messages; all end in good order.
+
+    With TLS those between DCs come with DC b's certificate, and some of them without a word of TLS.
+    """
+    wan, workers = job.listeners[0].wan_address, job.listeners[0].workers_address
+    assert wan is not None
+    assert workers is not None
+    shown = job.tls[1].contexts()[1] if job.tls else None
+    doors = [Door(wan, shown), Door(workers)]
+    visits = [(how, doors) for how in VISITS]
+    if shown is not None:
+        visits += [(how, [Door(wan)]) for how in BEFORE_TLS]
     secret = Job(job.topology.cluster, job.topology.digest(), 0, bytes(32))
     done = threading.Event()
 
-    def keep_visiting(visit: Callable[..., None], number: int) -> None:
+    def keep_visiting(how: Visit, doors: list[Door], number: int) -> None:
         random = Random(number)
         for _ in range(visits_each):
-            visit(random.choice(gates), secret, random)
+            visit(how, random.choice(doors), secret, random)
 
-    with running(job) as links, ThreadPoolExecutor(len(VISITS) + 1) as pool:
+    with running(job) as links, ThreadPoolExecutor(len(visits) + 1) as pool:
         exchanged = pool.submit(exchange_until, done, links)
-        visiting = [pool.submit(keep_visiting, visit, number) for number, visit in enumerate(VISITS)]
+        visiting = [pool.submit(keep_visiting, *each, number) for number, each in enumerate(visits)]
         try:
             finish(visiting, deadline_s)
         finally:
@@ -172,9 +189,29 @@ def sockets() -> int:
     return sum(os.path.islink(link) and os.readlink(link).startswith("socket:") for link in links)
 
 
-def test_strangers_at_the_gates_disturb_nobody_and_leave_nothing(tmp_path: Path) -> None:
-    before = sockets()
-    job = JobUnderTest(make_topology((1, 1)), tmp_path, IMPATIENT, Limits(strangers=4))
+def besieged_job(folder: Path, *, tls: bool) -> JobUnderTest:
+    """Two DCs that lose patience with strangers soon, and let in few at once."""
+    job = JobUnderTest(make_topology((1, 1)), folder, IMPATIENT, Limits(strangers=4))
+    if tls:
+        job.tls = certified(folder / "certs", job.topology)
     job.open()
-    besiege(job, VISITS_EACH, deadline_s=60)
+    return job
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+def test_strangers_at_the_gates_disturb_nobody_and_leave_nothing(tmp_path: Path, tls: bool) -> None:
+    before = sockets()
+    besiege(besieged_job(tmp_path, tls=tls), VISITS_EACH, deadline_s=60)
     assert sockets() == before
+
+
+@pytest.mark.parametrize("door", ["wan_address", "workers_address"])
+def test_a_crowd_at_one_door_keeps_nobody_out_at_another(tmp_path: Path, door: str) -> None:
+    job = JobUnderTest(make_topology((1,)), tmp_path, HASTY, Limits(strangers=2))
+    job.open()
+    with ExitStack() as crowd:
+        for _ in range(20):
+            crowd.enter_context(socket.create_connection(getattr(job.listeners[0], door), 5))
+        with running(job):
+            pass
+    assert job.join() == {0: None}

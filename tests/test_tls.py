@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import ssl
+import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -100,6 +102,24 @@ def test_strangers_do_not_disturb_the_job(job: JobUnderTest) -> None:
         except ConnectionError:
             pass
         stranger.close()
+    close(links)
+    assert job.join() == {0: None, 1: None}
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command")
+def test_openssl_is_asked_for_a_certificate_and_turned_away(job: JobUnderTest, authority: Authority) -> None:
+    job.start(0, 1)
+    links = job.connect_all()
+    at = job.listeners[0].wan_address
+    assert at is not None
+    words = ["openssl", "s_client", "-connect", f"{at[0]}:{at[1]}", "-CAfile", str(authority.folder / "ca.pem")]
+    said = subprocess.run(
+        [*words, "-ign_eof"], input="hello\n", capture_output=True, text=True, timeout=20, check=False
+    )
+    assert said.returncode != 0
+    assert "TLSv1.3" in said.stdout
+    assert "HyEP" not in said.stdout  # how every frame begins
+    talk_both(links)
     close(links)
     assert job.join() == {0: None, 1: None}
 

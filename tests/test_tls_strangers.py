@@ -12,7 +12,7 @@ from hybridep_rt.protocol.address import COORDINATOR, Address
 from hybridep_rt.protocol.frames import control_frame, encode_frame
 from hybridep_rt.protocol.link import NONCE_BYTES, Job, LinkMachine, Send
 from hybridep_rt.transport.tls import Tls
-from tests.certificates import Authority
+from tests.certificates import certified
 from tests.test_coordinator import JobUnderTest, make_topology, running
 
 TIMEOUTS = Timeouts(
@@ -22,11 +22,8 @@ PATIENCE_S = 10.0
 
 
 def test_failed_tls_handshakes_take_no_place(tmp_path: Path) -> None:
-    authority = Authority(tmp_path / "certs", "test")
     job = JobUnderTest(make_topology((1, 1)), tmp_path, TIMEOUTS, Limits(strangers=4))
-    for dc, name in enumerate("ab"):
-        authority.issue(name)
-        job.tls[dc] = Tls.in_folder(str(authority.folder), name)
+    job.tls = certified(tmp_path / "certs", job.topology)
     job.open()
     at = job.listeners[0].wan_address
     assert at is not None

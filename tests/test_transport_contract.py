@@ -28,8 +28,7 @@ from hybridep_rt.protocol.position import Phase, Position
 from hybridep_rt.runtime.status import ask
 from hybridep_rt.transport.memory import MemoryWan
 from hybridep_rt.transport.ports import WanPort
-from hybridep_rt.transport.tls import Tls
-from tests.certificates import Authority
+from tests.certificates import certified
 from tests.proxy import Proxy
 from tests.test_coordinator import JobUnderTest, make_topology
 
@@ -101,10 +100,7 @@ def _over_sockets(way: str, folder: Path, timeouts: Timeouts, limits: Limits) ->
     job = JobUnderTest(make_topology((2,) if kind == "unix" else (1, 1)), folder, timeouts, limits)
     job.new_loop, job.status = LOOPS[loop], True
     if kind == "tls":
-        authority = Authority(folder / "certs", job.topology.cluster)
-        for dc, name in enumerate(job.topology.dc_names):
-            authority.issue(name)
-            job.tls[dc] = Tls.in_folder(str(authority.folder), name)
+        job.tls = certified(folder / "certs", job.topology)
     job.open()
     target = job.listeners[0].wan_address
     assert target is not None

@@ -116,7 +116,6 @@ class Coordinator:
         self._links: dict[Address, Link] = {}
         self._sessions: dict[Address, Session] = {}
         self._open: set[Link] = set()
-        self._strangers: set[Connection] = set()
         self._said_goodbye: set[Link] = set()
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -124,17 +123,16 @@ class Coordinator:
 
     async def listen(self, listeners: Listeners) -> None:
         """Accept workers and other coordinators. Raises ConfigError."""
-        loop = self._loop
-        workers_per_dc = self._config.topology.workers_per_dc
-        workers = self._acceptor(self._accept_worker, workers_per_dc[self._me.dc])
+        loop, strangers = self._loop, self._config.limits.strangers
+        workers = self._config.topology.workers_per_dc[self._me.dc]
         for listener in (listeners.unix, listeners.workers_tcp):
             if listener is not None:
-                self._tasks.append(loop.create_task(accept_all(listener, workers, None, 0.0)))
+                self._tasks.append(loop.create_task(accept_all(listener, self._accept_worker, workers + strangers)))
         if listeners.wan is not None and listeners.wan_address is not None:
             self._sites.check_security([listeners.wan_address])
-            sites = self._acceptor(self._sites.accept, len(self._names))
+            most = len(self._names) + strangers
             tls, handshake_s = self._sites.tls_context, self._config.timeouts.handshake_s
-            self._tasks.append(loop.create_task(accept_all(listeners.wan, sites, tls, handshake_s)))
+            self._tasks.append(loop.create_task(accept_all(listeners.wan, self._sites.accept, most, tls, handshake_s)))
         if self._config.status_path is not None:
             answer = serve_status(self._status)
             self._servers.append(await loop.create_unix_server(answer, self._config.status_path))
@@ -157,8 +155,6 @@ class Coordinator:
             task.cancel()
         for server in self._servers:
             server.close()
-        for stranger in self._strangers:
-            stranger.abort()
         for link in list(self._open):
             link.abort()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -335,20 +331,6 @@ class Coordinator:
                     link.finish()
 
     # Getting connected
-
-    def _acceptor(self, accept: Callable[[], Connection], expected: int) -> Callable[[], Connection | None]:
-        """Makes the protocol of each connection that somebody opens: a stranger until the handshake is done."""
-
-        def protocol() -> Connection | None:
-            if len(self._strangers) >= expected + self._config.limits.strangers:
-                return None
-            connection = accept()
-            self._strangers.add(connection)
-            for known in (connection.opened, connection.gone):
-                known.add_done_callback(lambda _: self._strangers.discard(connection))
-            return connection
-
-        return protocol
 
     def _accept_worker(self) -> Connection:
         session = Session(os.urandom(INCARNATION_BYTES), self._config.limits, resumable=False)

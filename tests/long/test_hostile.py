@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hybridep_rt.config import Limits
 from tests.hostile_bytes import MEMORY_BYTES
-from tests.test_coordinator import JobUnderTest, make_topology
-from tests.test_hostile import IMPATIENT, besiege, digest_all, peak_bytes
+from tests.test_hostile import besiege, besieged_job, digest_all, peak_bytes
 
 pytestmark = pytest.mark.long
 
@@ -25,7 +23,6 @@ def test_memory_is_bounded() -> None:
     assert peak_bytes(3, INPUTS // 10) < MEMORY_BYTES
 
 
-def test_a_long_siege(tmp_path: Path) -> None:
-    job = JobUnderTest(make_topology((1, 1)), tmp_path, IMPATIENT, Limits(strangers=4))
-    job.open()
-    besiege(job, VISITS_EACH, deadline_s=1800)
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+def test_a_long_siege(tmp_path: Path, tls: bool) -> None:
+    besiege(besieged_job(tmp_path, tls=tls), VISITS_EACH, deadline_s=1800)
