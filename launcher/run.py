@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from hybridep_rt.codecs.ladder import parse_rung
 from hybridep_rt.errors import ConfigError
 from hybridep_rt.planner.plan_spec import Maker, parse_plan_spec
 from hybridep_rt.runtime.environment import TOKEN_VARIABLE, Settings, parse_flops, parse_timeouts, parse_token
@@ -26,7 +27,6 @@ from topology.source import PRESET
 
 _TOKEN_BYTES_MAX = 4096
 _MAKE_TOKEN = "python3 -c 'import secrets; print(secrets.token_hex(32))'"
-_CODEC_KINDS = ("tokens", "weights", "gradients", "dense")
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "HYBRIDEP_TRACEBACK")
 
 
@@ -34,7 +34,7 @@ _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "HYBRI
 @click.argument("topology_file", metavar="TOPOLOGY")
 @click.argument("command", metavar="-- python train.py ARGS", nargs=-1, type=click.UNPROCESSED)
 @click.option("--plan", default="auto", metavar="PLAN", help="auto, ep, replicate, domains:S0[,S1...] or a plan file.")
-@click.option("--codec", "codecs", multiple=True, metavar="KIND=CODEC", help="Such as weights=bf16. Repeatable.")
+@click.option("--codec", "codecs", multiple=True, metavar="CODEC", help="A rung, such as default, KIND=CODEC or both.")
 @click.option("--chunks", type=click.IntRange(min=1), help="Chunks that remote tokens are cut into.")
 @click.option("--emulate-compute", metavar="RATE", help="Such as '50 TFLOP/s': kernels are replaced by waits.")
 @click.option("--timeout", "timeouts", multiple=True, metavar="NAME=TIME", help="Such as operation=60s. Repeatable.")
@@ -67,7 +67,7 @@ def run(
         topology=topology_file if topology_file.startswith(PRESET) else os.path.abspath(topology_file),
         run_token=_run_token(token_file, site),
         plan=_check_plan(plan, topology),
-        codecs=_check_codecs(codecs),
+        codecs=_check_codecs(codecs, topology),
         chunks=chunks,
         emulate_compute_flops_per_s=None
         if emulate_compute is None
@@ -136,13 +136,14 @@ def _check_plan(text: str, topology: Topology) -> str:
     return os.path.abspath(spec.path)
 
 
-def _check_codecs(items: tuple[str, ...]) -> str:
-    for item in items:
-        kind, _, codec = item.partition("=")
-        if kind not in _CODEC_KINDS or not codec or "," in codec:
-            allowed = ", ".join(_CODEC_KINDS)
-            raise ConfigError(f"--codec: expected KIND=CODEC such as weights=bf16, KIND one of {allowed}: {item!r}")
-    return ",".join(items)
+def _check_codecs(items: tuple[str, ...], topology: Topology) -> str:
+    text = ",".join(items)
+    for where, words in (("--codec", text), (f"{topology.source}: codec", topology.codec)):
+        try:
+            parse_rung(words)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+    return text
 
 
 def _check_meeting_places(topology: Topology, site: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hybridep_rt.codecs.codec import Codecs
+from hybridep_rt.codecs.ladder import Rung
 from hybridep_rt.errors import HybridEPError, PeerLost
 from hybridep_rt.planner.plan import Plan
 from hybridep_rt.protocol.address import Address
@@ -22,9 +23,13 @@ def run_fleet(
     seed: int = 0,
     chunks: int = 1,
     codecs: Codecs | None = None,
+    rung: Rung | None = None,
     operation_s: float = 20.0,
 ) -> list[Any]:
-    """`work(runtime)` at every worker at once; results by global number. The first worker's error is raised."""
+    """`work(runtime)` at every worker at once; results by global number. The first worker's error is raised.
+
+    `rung` says more than `codecs`: also when they set in.
+    """
     layout = plan.layout
     dc_names = tuple("abcdefgh"[: layout.dcs])
     wan = MemoryWan(layout.workers_per_dc, dc_names=dc_names, seed=seed, operation_s=operation_s)
@@ -42,7 +47,7 @@ def run_fleet(
                 make_site=lambda: sites[address.dc].member(address.worker),
                 wan=wan.port(address),
                 plans=FixedPlan(plan),
-                codecs=codecs or Codecs(),
+                rung=rung or Rung("exact", codecs or Codecs(), 0),
                 chunks=chunks,
                 metrics=wan.metrics[address],
             )

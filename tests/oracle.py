@@ -5,6 +5,7 @@ Loss of a job = mean over its workers of the sum over micro-batches of the worke
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -90,7 +91,9 @@ class Result:
     start: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def train_distributed(case: Case, runtime: Runtime, device: str = "cpu") -> Result:
+def train_distributed(
+    case: Case, runtime: Runtime, device: str = "cpu", after_step: Callable[[int], None] = lambda step: None
+) -> Result:
     """One worker's part, written as a user would. The result is on the CPU."""
     torch.manual_seed(runtime.rank)
     model = Model(case, runtime).double().to(device)
@@ -121,6 +124,7 @@ def train_distributed(case: Case, runtime: Runtime, device: str = "cpu") -> Resu
                 n: None if p.grad is None else p.grad.cpu().clone() for n, p in model.named_parameters()
             }
         optimizer.step()
+        after_step(step)
     with torch.no_grad():
         result.outputs.append(model(case.batches(case.steps)[runtime.rank][0].to(device)).cpu())
     result.parameters = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}

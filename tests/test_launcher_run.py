@@ -134,6 +134,8 @@ def test_a_second_job_of_the_cluster_is_told_of_the_first(launch: Launch, tmp_pa
         ("run two.yaml --plan best -- job.py", "plan 'best' is not known"),
         ("run two.yaml --plan none.yaml -- job.py", "none.yaml: no such file"),
         ("run two.yaml --codec colours=bf16 -- job.py", "--codec"),
+        ("run two.yaml --codec fast -- job.py", "choose one of exact, safe, default, lean, extreme"),
+        ("run coded.yaml -- job.py", 'coded.yaml: codec: no codec "zip"'),
         ("run two.yaml --timeout operation=soon -- job.py", "--timeout"),
         ("run two.yaml --chunks 0 -- job.py", "--chunks"),
         ("run two.yaml --sight a -- job.py", "--sight"),
@@ -150,6 +152,7 @@ def test_bad_input_is_one_line(
 ) -> None:
     sites(tmp_path)
     (tmp_path / "broken.yaml").write_text("cluster: x\n  datacenters: [\n")
+    (tmp_path / "coded.yaml").write_text((tmp_path / "two.yaml").read_text() + "codec: weights=zip\n")
     (tmp_path / "unknown.yaml").write_text("cluster: x\ncolour: red\ndatacenters:\n  a: {workers: 1}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HYBRIDEP_RUN_TOKEN", raising=False)

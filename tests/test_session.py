@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hybridep_rt.codecs.codec import Codecs
+from hybridep_rt.codecs.ladder import parse_rung
 from hybridep_rt.errors import ConfigError, HybridEPError, PeerLost, PositionMismatch
 from hybridep_rt.moe.layer import MoELayer, aux_loss
 from hybridep_rt.planner.makers import domains, plain_ep, replicate_all
@@ -226,7 +227,7 @@ def test_a_model_that_differs_is_named():
 def test_codecs_that_differ_are_named():
     def work(runtime):
         if runtime.rank == 1:
-            runtime.codecs = Codecs(tokens="bf16")
+            runtime.rung = parse_rung("tokens=bf16")
         build(runtime)
 
     with pytest.raises(ConfigError, match=r'there differs: codecs at worker 1 of DC "a"'):
@@ -281,11 +282,6 @@ def test_light_codecs_train(maker, layout, spec, tolerance):
     for expected, found in zip(exact, light, strict=True):
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=0, atol=tolerance)
-
-
-def test_dense_gradients_are_summed_in_casts_only():
-    with pytest.raises(ConfigError, match="exact, fp32, bf16, not 1bit"):
-        run_fleet(plan(), lambda runtime: None, codecs=Codecs(dense="1bit"))
 
 
 @pytest.mark.parametrize("maker", [plain_ep, replicate_all])

@@ -363,3 +363,11 @@ congestion: cubic
     assert topology.digest() == parse(text.replace("cubic", "bbr").replace("certs", "keys")).digest()
     with pytest.raises(TopologyError, match="neither 'a' nor 'b' is reachable by the other"):
         parse(text.replace("a: {workers: 1}", "a: {workers: 1, reachable: no}"))
+
+
+def test_a_codec_is_kept_as_text() -> None:
+    text = "cluster: c\ndatacenters:\n  a: {workers: 1}\ncodec: default,gradients=2bit:t=2\n"
+    assert parse(text).codec == "default,gradients=2bit:t=2"
+    for wrong in ("[a]", "''", "a b", "a" * 201):
+        with pytest.raises(TopologyError, match=r"<text>:4: codec.* up to 200 letters"):
+            parse(text.replace("default,gradients=2bit:t=2", wrong))

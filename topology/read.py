@@ -33,8 +33,9 @@ bound a DC's sum over all peers. `reachable: false` says that nobody can open co
 
 Both forms know `emulate: true` (coordinators emulate each link's rate and delay), `emulate_compute: 50 TFLOP/s`
 (kernels are replaced by waits), `tls: {folder: certs}` (certificates and keys of the links between DCs), `congestion:
-bbr` (TCP congestion control between DCs) and `insecure: true` (no TLS between coordinators). If all DCs and hosts are
-alike, the explicit form is symmetric too. Every quantity has a unit. Unknown keys are errors.
+bbr` (TCP congestion control between DCs), `codec: default` (how compressed things cross the WAN: a rung of the ladder,
+what differs from it, as in `default,gradients=2bit`) and `insecure: true` (no TLS between coordinators). If all DCs and
+hosts are alike, the explicit form is symmetric too. Every quantity has a unit. Unknown keys are errors.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from dataclasses import replace
 from topology import read_levels, read_sites
 from topology.document import Item, read
 from topology.model import Topology
-from topology.read_fields import flops
+from topology.read_fields import codec, flops
 
 
 def parse(text: str, source: str = "<text>") -> Topology:
@@ -67,6 +68,7 @@ def parse(text: str, source: str = "<text>") -> Topology:
         insecure="insecure" in fields and fields["insecure"].flag(),
         tls_folder=_folder(fields["tls"]) if "tls" in fields else None,
         congestion=fields["congestion"].name() if "congestion" in fields else "",
+        codec=codec(fields["codec"]) if "codec" in fields else "",
         emulate_compute_flops_per_s=flops(fields["emulate_compute"]) if "emulate_compute" in fields else None,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from topology.document import Item
@@ -10,7 +11,9 @@ from topology.units import FLOPS, RATE, SHARE, SIZE, TIME
 
 DATACENTERS_MAX = 4096
 WORKERS_MAX = 1 << 20
-COMMON_KEYS = ("emulate", "emulate_compute", "insecure", "tls", "congestion")
+COMMON_KEYS = ("emulate", "emulate_compute", "insecure", "tls", "congestion", "codec")
+CODEC_MAX = 200
+_CODEC = re.compile(r"[A-Za-z0-9_.:=,-]+")
 LINK_KEYS = ("bandwidth", "rtt", "jitter", "loss", "queue")
 HOST_KEYS = ("name", "address", "workers")
 
@@ -23,6 +26,15 @@ def rate(item: Item) -> float:
 def flops(item: Item) -> float:
     """A rate of arithmetic in floating-point operations per second."""
     return item.quantity(FLOPS, 1e6, 1e18)
+
+
+def codec(item: Item) -> str:
+    """What crosses the WAN in which form, kept as text: the runtime knows its words."""
+    allowed = f"up to {CODEC_MAX} letters, digits and any of _.:=,- as in 'default' or 'default,gradients=2bit'"
+    text = item.text(allowed)
+    if len(text) > CODEC_MAX or not _CODEC.fullmatch(text):
+        raise item.wrong(allowed)
+    return text
 
 
 def time(item: Item) -> float:

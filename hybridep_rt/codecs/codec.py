@@ -5,19 +5,19 @@ A codec is named by a spec, `NAME[:OPTION=VALUE]...`, such as `bf16` or `delta-1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import torch
-
-from hybridep_rt.codecs.dense import Cast, Exact
 from hybridep_rt.codecs.levels import BLOCKS, LevelCode
 from hybridep_rt.errors import CodecError, ConfigError
 from hybridep_rt.protocol.messages import Bytes
 
-TOKENS, WEIGHTS, GRADIENTS, DENSE = "tokens", "weights", "gradients", "dense"
-_ANY = (TOKENS, WEIGHTS, GRADIENTS, DENSE)
+if TYPE_CHECKING:
+    import torch
+
+TOKENS, WEIGHTS, GRADIENTS, DENSE, TOKEN_GRADIENTS = "tokens", "weights", "gradients", "dense", "token_gradients"
+_ANY = (TOKENS, WEIGHTS, GRADIENTS, DENSE, TOKEN_GRADIENTS)
 _SUMMED = (GRADIENTS, DENSE)
 
 
@@ -67,6 +67,23 @@ class _Entry:
     make: Callable[[dict[str, float], int], Codec]
     kinds: tuple[str, ...]
     options: dict[str, Option]
+
+
+def _exact(chosen: dict[str, float], width: int) -> Codec:
+    from hybridep_rt.codecs.dense import Exact
+
+    return Exact()
+
+
+def _cast(name: str, dtype: str) -> Callable[[dict[str, float], int], Codec]:
+    def make(chosen: dict[str, float], width: int) -> Codec:
+        import torch
+
+        from hybridep_rt.codecs.dense import Cast
+
+        return Cast(name, getattr(torch, dtype))
+
+    return make
 
 
 def _levels(bits: int) -> Callable[[dict[str, float], int], Codec]:
@@ -135,11 +152,11 @@ _DELTA = {
 _COARSE = {"t": _PERIOD, "block": _BLOCK, "vs": Option(0, 0, 255), "beta": Option(0.95, 0.0, 0.9999, whole=False)}
 
 _CODECS: dict[str, _Entry] = {
-    "exact": _Entry(lambda chosen, width: Exact(), _ANY, {}),
-    "fp32": _Entry(lambda chosen, width: Cast("fp32", torch.float32), _ANY, {}),
-    "bf16": _Entry(lambda chosen, width: Cast("bf16", torch.bfloat16), _ANY, {}),
+    "exact": _Entry(_exact, _ANY, {}),
+    "fp32": _Entry(_cast("fp32", "float32"), _ANY, {}),
+    "bf16": _Entry(_cast("bf16", "bfloat16"), _ANY, {}),
     "int8": _Entry(_scaled("int8"), _ANY, {}),
-    "fp8": _Entry(_scaled("fp8"), (TOKENS,), {}),
+    "fp8": _Entry(_scaled("fp8"), (TOKENS, TOKEN_GRADIENTS), {}),
     "delta-2bit": _Entry(_levels(2), (WEIGHTS,), _DELTA),
     "delta-1bit": _Entry(_levels(1), (WEIGHTS,), _DELTA),
     "delta-topk": _Entry(_delta_topk, (WEIGHTS,), _KEEP),
@@ -151,9 +168,6 @@ _CODECS: dict[str, _Entry] = {
 }
 
 NAMES = tuple(_CODECS)
-
-CASTS = ("exact", "fp32", "bf16")
-"""Codecs that keep small whole numbers exact and remember nothing."""
 
 BLOCK = 64
 """Values of weights and gradients that share a scale in `int8`."""
@@ -228,28 +242,45 @@ def _parse(spec: str) -> tuple[_Entry, dict[str, float]]:
 
 @dataclass(frozen=True, slots=True)
 class Codecs:
-    """Which codec each kind of WAN traffic uses, by spec. Raises ConfigError for one that doesn't exist or fit."""
+    """Which codec each kind of WAN traffic uses, by spec. Raises ConfigError for one that doesn't exist or fit.
+
+    `token_gradients`: of what tokens bring back in the backward pass; as `tokens` where empty.
+    """
 
     tokens: str = "exact"
     weights: str = "exact"
     gradients: str = "exact"
     dense: str = "exact"
+    token_gradients: str = ""
 
     def __post_init__(self) -> None:
         for kind in _ANY:
             spec = getattr(self, kind)
-            entry, _ = _parse(spec)
+            if kind == TOKEN_GRADIENTS and not spec:
+                continue
+            entry, chosen = _parse(spec)
             if kind not in entry.kinds:
                 raise ConfigError(f'codec "{spec}" is not one for {kind}: choose one of {", ".join(names_for(kind))}')
+            if kind == DENSE and chosen.get("vs"):
+                raise ConfigError(f'codec "{spec}": dense gradients have no second moment beside them, leave out vs')
+
+    @property
+    def backward_tokens(self) -> str:
+        """The codec of token gradients."""
+        return self.token_gradients or self.tokens
 
     @classmethod
     def parse(cls, text: str) -> Codecs:
         """`"weights=bf16,tokens=bf16"` -> Codecs; what is not named stays exact. Raises ConfigError."""
-        chosen: dict[str, str] = {}
-        for item in filter(None, text.split(",")):
-            kind, equals, name = item.partition("=")
-            if not equals or kind not in cls.__dataclass_fields__ or kind in chosen:
-                allowed = ", ".join(cls.__dataclass_fields__)
-                raise ConfigError(f'codecs: "{item}" should be KIND=CODEC, each KIND once, one of {allowed}')
-            chosen[kind] = name
-        return cls(**chosen)
+        return cls(**parse_kinds(filter(None, text.split(","))))
+
+
+def parse_kinds(items: Iterable[str]) -> dict[str, str]:
+    """`["weights=bf16"]` -> codecs by kind. Raises ConfigError for another form, or a kind that is named twice."""
+    chosen: dict[str, str] = {}
+    for item in items:
+        kind, equals, name = item.partition("=")
+        if not equals or not name or kind not in _ANY or kind in chosen:
+            raise ConfigError(f'codecs: "{item}" should be KIND=CODEC, each KIND once, one of {", ".join(_ANY)}')
+        chosen[kind] = name
+    return chosen

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hybridep_rt.codecs.codec import Codecs
+from hybridep_rt.codecs.codec import Codecs, parse_kinds
 from hybridep_rt.errors import ConfigError
+
+_WARM_UP = "warm_up"
+_WARM_UP_MOST = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,20 @@ class Rung:
     codecs: Codecs
     warm_up_steps: int
 
+    def codecs_at(self, step: int) -> Codecs:
+        """Those in force once `step` optimizer steps are done. Tokens have theirs from the start."""
+        if step >= self.warm_up_steps:
+            return self.codecs
+        return replace(self.codecs, weights="exact", gradients="exact", dense="exact")
+
+    def without_moments(self) -> Rung:
+        """For an optimizer that doesn't take second moments from outside: 2 bits where gradients would have 1."""
+        name, *options = self.codecs.gradients.split(":")
+        if name != "1bit":
+            return self
+        kept = [option for option in options if not option.startswith(("vs=", "beta="))]
+        return replace(self, codecs=replace(self.codecs, gradients=":".join(["2bit", *kept])))
+
 
 LADDER = (
     Rung("exact", Codecs(), 0),
@@ -25,6 +42,8 @@ LADDER = (
     Rung("extreme", Codecs(tokens="int8", weights="delta-1bit:t=4:scale=1.3", gradients="1bit:t=2:vs=32"), 100),
 )
 """From faithful to small."""
+
+EXACT = LADDER[0]
 
 
 def rung(name: str) -> Rung:
@@ -39,3 +58,23 @@ def rung_below(name: str) -> Rung:
     """The next more faithful rung, to fall back to; the first is its own."""
     at = LADDER.index(rung(name))
     return LADDER[max(at - 1, 0)]
+
+
+def parse_rung(text: str) -> Rung:
+    """`"default"`, `"weights=bf16,tokens=bf16"` or `"default,gradients=2bit,warm_up=50"`: a rung, then what differs.
+
+    Without the name of a rung what is not named stays exact. Raises ConfigError.
+    """
+    first, *others = text.split(",")
+    base, items = (EXACT, [first, *others]) if "=" in first or not first else (rung(first), others)
+    warm_ups = [item for item in items if item.startswith(f"{_WARM_UP}=")]
+    chosen = parse_kinds(item for item in items if item and item not in warm_ups)
+    steps = [_steps(item) for item in warm_ups] or [base.warm_up_steps]
+    return Rung(base.name, replace(base.codecs, **chosen), steps[-1])
+
+
+def _steps(item: str) -> int:
+    text = item.partition("=")[2]
+    if not (text.isascii() and text.isdigit() and len(text) < 11 and int(text) < _WARM_UP_MOST):
+        raise ConfigError(f'codecs: "{item}" should be {_WARM_UP}=STEPS, a whole number from 0')
+    return int(text)

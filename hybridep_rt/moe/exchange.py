@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -63,6 +63,13 @@ class Trace:
     choices: int
 
 
+class TokenCodecs(NamedTuple):
+    """Of the tokens and their results, and of the gradients that come back for both."""
+
+    forward: Codec
+    backward: Codec
+
+
 class Experts(Protocol):
     """The experts that this worker computes."""
 
@@ -86,7 +93,7 @@ class Exchange:
         wan: WanPort,
         *,
         chunks: int,
-        codec: Codec,
+        codecs: TokenCodecs,
         device: torch.device,
     ) -> None:
         self._tables = tables
@@ -94,7 +101,7 @@ class Exchange:
         self._site = site
         self._wan = wan
         self._chunks = chunks
-        self._codec = codec
+        self.codecs = codecs
         self._route_E = torch.tensor(tables.route, device=device)
         self._serve_E = torch.tensor(tables.serve, device=device)
 
@@ -119,7 +126,7 @@ class Exchange:
                 pairs = (route_P[first * choices : last * choices] == dc).nonzero().squeeze(1) + first * choices
                 rows, content = batch(pairs)
                 to = Address(dc, self._layout.landing(self._tables.me.worker, dc))
-                payload, counts = pack_batch(content, self._codec)
+                payload, counts = pack_batch(content, self.codecs.forward)
                 at = position._replace(phase=Phase.DISPATCH, chunk=chunk)
                 self._wan.send(to, "dispatch", at, payload, traffic=Traffic.TOKENS, counts=counts)
                 sent.append(Sent(to, chunk, rows, pairs))
@@ -134,7 +141,7 @@ class Exchange:
         for part in sorted(sent, key=lambda part: (part.to, part.chunk)):
             at = position._replace(phase=Phase.COMBINE, chunk=part.chunk)
             answer = self._wan.receive(part.to, "combine", at)
-            out_TH.index_add_(0, part.rows, unpack_rows(answer, self._codec, len(part.rows), x_TH))
+            out_TH.index_add_(0, part.rows, unpack_rows(answer, self.codecs.forward, len(part.rows), x_TH))
         return out_TH, Trace(position, local_spread, local_pairs, sent, visited, (tokens, x_TH.shape[1]), choices)
 
     def backward(self, trace: Trace, grad_TH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,7 +149,7 @@ class Exchange:
         position, (tokens, _), choices = trace.position, trace.shape, trace.choices
         for part in trace.sent:
             at = position._replace(phase=Phase.COMBINE_GRADIENT, chunk=part.chunk)
-            payload = [self._codec.encode(grad_TH.index_select(0, part.rows))]
+            payload = [self.codecs.backward.encode(grad_TH.index_select(0, part.rows))]
             self._wan.send(part.to, "combine-gradient", at, payload, traffic=Traffic.TOKENS, counts=(len(part.rows),))
         grad_x, local_weights = spread_backward(self._site, trace.local, grad_TH, position._replace(chunk=0))
         grad_weight_P = local_weights.new_zeros(tokens * choices)
@@ -151,7 +158,7 @@ class Exchange:
         for part in sorted(trace.sent, key=lambda part: (part.to, part.chunk)):
             at = position._replace(phase=Phase.DISPATCH_GRADIENT, chunk=part.chunk)
             answer = self._wan.receive(part.to, "dispatch-gradient", at)
-            rows, pairs = unpack_rows_and_pairs(answer, self._codec, len(part.rows), len(part.pairs), grad_TH)
+            rows, pairs = unpack_rows_and_pairs(answer, self.codecs.backward, len(part.rows), len(part.pairs), grad_TH)
             grad_x.index_add_(0, part.rows, rows)
             grad_weight_P[part.pairs] = pairs.to(grad_weight_P.dtype)
         return grad_x, grad_weight_P.reshape(tokens, choices)
@@ -163,7 +170,9 @@ class Exchange:
             for dc, workers in self._tables.incoming:
                 sources = tuple(Address(dc, worker) for worker in workers)
                 batches = [
-                    unpack_batch(self._wan.receive(source, "dispatch", at), self._codec, like, len(self._tables.route))
+                    unpack_batch(
+                        self._wan.receive(source, "dispatch", at), self.codecs.forward, like, len(self._tables.route)
+                    )
                     for source in sources
                 ]
                 number = len(visited) + 1
@@ -173,7 +182,7 @@ class Exchange:
                 rows = tuple(len(batch.x_NH) for batch in batches)
                 back = position._replace(phase=Phase.COMBINE, chunk=chunk)
                 for source, part in zip(sources, y_NH.split(rows) if rows else (), strict=True):
-                    payload = [self._codec.encode(part)]
+                    payload = [self.codecs.forward.encode(part)]
                     self._wan.send(source, "combine", back, payload, traffic=Traffic.TOKENS, counts=(len(part),))
                 pairs = tuple(len(batch.row_P) for batch in batches)
                 visited.append(Visited(chunk, sources, rows, pairs, spread, number))
@@ -183,7 +192,7 @@ class Exchange:
         for visit in trace.visited:
             at = trace.position._replace(phase=Phase.COMBINE_GRADIENT, chunk=visit.chunk)
             grads = [
-                unpack_rows(self._wan.receive(source, "combine-gradient", at), self._codec, rows, like)
+                unpack_rows(self._wan.receive(source, "combine-gradient", at), self.codecs.backward, rows, like)
                 for source, rows in zip(visit.sources, visit.rows, strict=True)
             ]
             grad_NH = torch.cat([*grads, like.new_empty((0, like.shape[1]))])
@@ -193,7 +202,7 @@ class Exchange:
             back = trace.position._replace(phase=Phase.DISPATCH_GRADIENT, chunk=visit.chunk)
             parts = zip(visit.sources, grad_x.split(visit.rows), grad_weight.split(visit.pairs), strict=True)
             for source, rows, pairs in parts:
-                payload = [self._codec.encode(rows), as_bytes(pairs.to(like.dtype))]
+                payload = [self.codecs.backward.encode(rows), as_bytes(pairs.to(like.dtype))]
                 counts = (len(rows), len(pairs))
                 self._wan.send(source, "dispatch-gradient", back, payload, traffic=Traffic.TOKENS, counts=counts)
 

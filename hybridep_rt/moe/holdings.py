@@ -6,6 +6,7 @@ Gradients go back the same way: summed inside the DC at the gateway, sent home, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import chain, cycle
@@ -14,16 +15,15 @@ import torch
 
 from hybridep_rt.codecs.buffers import as_bytes
 from hybridep_rt.codecs.codec import Codec, Codecs, cut_frames, make_codec
+from hybridep_rt.codecs.outgoing import Outgoing
 from hybridep_rt.errors import CodecError
 from hybridep_rt.moe.experts import Apply, weighted_sum
+from hybridep_rt.moe.streams import Streams, WeightStreams
 from hybridep_rt.moe.tables import LayerTables
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.messages import Bytes, Traffic
 from hybridep_rt.protocol.position import Phase, Position
 from hybridep_rt.transport.ports import SiteGroup, WanPort
-
-Streams = list[Codec]
-"""One codec for each tensor of an expert."""
 
 
 class Stage(Enum):
@@ -37,7 +37,8 @@ class Stage(Enum):
 class Holdings:
     """Homes and copies of one layer at one worker.
 
-    `parameters[e]` are the tensors of the experts homed here; `like` gives dtype and device of the copies.
+    `parameters[e]` are the tensors of the experts homed here; `like` gives dtype and device of the copies. `codecs` are
+    in use now, `ahead` after a warm-up.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Holdings:
         site: SiteGroup,
         wan: WanPort,
         codecs: Codecs,
+        ahead: Codecs,
     ) -> None:
         self._layer = layer
         self._tables = tables
@@ -67,16 +69,12 @@ class Holdings:
             if e not in parameters
         }
         passing = {*tables.held, *tables.gateway_of, *chain.from_iterable(tables.weight_gather)}
-        self._weight_codecs = self._streams(codecs.weights, passing)
-        self._gradient_codecs = self._streams(codecs.gradients, tables.gateway_of)
-        self._return_codecs = {
-            (e, source): [make_codec(codecs.gradients) for _ in shapes]
-            for e, sources in tables.subscribers.items()
-            for source in sources
-        }
+        self._weights = WeightStreams(codecs.weights, passing, len(shapes))
+        self._outgoing = {e: [Outgoing(codecs.gradients, ahead.gradients) for _ in shapes] for e in tables.gateway_of}
+        self._incoming = self._incoming_gradients(codecs.gradients)
         self._copy_version = 0
         self._version = 0
-        self._published: dict[int, list[Bytes]] = {}
+        self._published: dict[int, dict[int, list[Bytes]]] = {}
         self._stage = Stage.CLEAN
         self._site_sums: dict[int, list[torch.Tensor]] = {}
 
@@ -85,12 +83,25 @@ class Holdings:
         """Values in this worker's copies."""
         return sum(leaf.numel() for e, leaves in self._leaves.items() if e not in self._parameters for leaf in leaves)
 
+    def change_codecs(self, codecs: Codecs) -> None:
+        """Use other codecs from the next `publish` and the next gradient on. Every worker does so between two steps."""
+        self._weights.change(codecs.weights, self._version + 1)
+        for outgoing in chain.from_iterable(self._outgoing.values()):
+            outgoing.change(codecs.gradients)
+        if codecs.gradients != self._gradient_spec:
+            self._incoming = self._incoming_gradients(codecs.gradients)
+
+    def owed_norm(self) -> float:
+        """Euclidean norm of what error feedback still owes to the homes of this worker's copies."""
+        return math.hypot(*(each.owed_norm() for each in chain.from_iterable(self._outgoing.values())))
+
     def publish(self) -> None:
         """Encode the weights of the experts homed here and send them to every DC that subscribes. Does not wait."""
         self._version += 1
+        published = self._published[self._version] = {}
         for expert in self._tables.homes:
-            codecs = self._weight_codecs[expert]
-            self._published[expert] = [
+            codecs = self._weights.of(expert, self._version)
+            published[expert] = [
                 codec.encode(tensor) for codec, tensor in zip(codecs, self._parameters[expert], strict=True)
             ]
             for to in self._tables.subscribers[expert]:
@@ -98,7 +109,7 @@ class Holdings:
                     to,
                     f"experts/{self._layer}",
                     self._weights_at(self._version, expert),
-                    self._published[expert],
+                    published[expert],
                     traffic=Traffic.EXPERTS,
                     urgency=self._layer,
                 )
@@ -135,11 +146,13 @@ class Holdings:
         at = Position(step, 0, self._layer, Phase.GRADIENT_RETURN)
         self._site_sums = self._gather_gradients(at)
         for expert in self._tables.gateway_of:
+            outgoing = self._outgoing[expert]
             total = self._site_sums.get(expert)
+            if total is None and any(each.carries for each in outgoing):
+                total = [self._like.new_zeros(shape) for shape in self._shapes]
             payload: list[Bytes] = []
             if total is not None:
-                codecs = self._gradient_codecs[expert]
-                payload = [codec.encode(tensor) for codec, tensor in zip(codecs, total, strict=True)]
+                payload = [each.encode(tensor) for each, tensor in zip(outgoing, total, strict=True)]
             self._wan.send(
                 self._tables.home_of[expert],
                 f"gradients/{self._layer}",
@@ -186,7 +199,7 @@ class Holdings:
         return leaf
 
     def _receive_weights(self, version: int) -> None:
-        arrived: dict[int, Sequence[Bytes]] = dict(self._published)
+        arrived: dict[int, Sequence[Bytes]] = dict(self._published.pop(version))
         for expert in self._tables.gateway_of:
             at = self._weights_at(version, expert)
             arrived[expert] = [self._wan.receive(self._tables.home_of[expert], f"experts/{self._layer}", at).payload]
@@ -198,20 +211,20 @@ class Holdings:
             at = self._weights_at(version, -1)
             received = self._site.exchange(at, parcels)
             for experts, (blob,) in zip(self._tables.weight_gather, received, strict=True):
-                arrived.update(self._split_weights(experts, memoryview(as_bytes(blob))))
+                arrived.update(self._split_weights(version, experts, memoryview(as_bytes(blob))))
         for expert in self._tables.held:
             if expert not in self._parameters:
-                self._decode_weights(expert, memoryview(b"".join(arrived[expert])))
+                self._decode_weights(version, expert, memoryview(b"".join(arrived[expert])))
 
-    def _split_weights(self, experts: Sequence[int], blob: memoryview) -> dict[int, Sequence[Bytes]]:
+    def _split_weights(self, version: int, experts: Sequence[int], blob: memoryview) -> dict[int, Sequence[Bytes]]:
         """What a neighbour handed over: the payloads of several experts, tensor by tensor."""
-        codecs = [codec for e in experts for codec in self._weight_codecs[e]]
+        codecs = [codec for e in experts for codec in self._weights.of(e, version)]
         parts = self._cut(codecs, blob)
         width = len(self._shapes)
         return {e: parts[n * width : (n + 1) * width] for n, e in enumerate(experts)}
 
-    def _decode_weights(self, expert: int, payload: memoryview) -> None:
-        for codec, leaf, part in self._parts(self._weight_codecs[expert], self._leaves[expert], payload):
+    def _decode_weights(self, version: int, expert: int, payload: memoryview) -> None:
+        for codec, leaf, part in self._parts(self._weights.of(expert, version), self._leaves[expert], payload):
             with torch.no_grad():
                 codec.decode(part, leaf)
 
@@ -220,7 +233,7 @@ class Holdings:
         if message.counts == (0,):
             return None
         tensors = [torch.empty_like(parameter) for parameter in self._parameters[expert]]
-        for codec, tensor, part in self._parts(self._return_codecs[expert, source], tensors, message.payload):
+        for codec, tensor, part in self._parts(self._incoming[expert, source], tensors, message.payload):
             codec.decode(part, tensor.detach())
         return tensors
 
@@ -283,8 +296,13 @@ class Holdings:
         sizes = cycle(rows * columns for rows, columns in self._shapes)
         return cut_frames(payload, list(zip(codecs, sizes, strict=False)), self._like.dtype)
 
-    def _streams(self, name: str, experts: Iterable[int]) -> dict[int, Streams]:
-        return {e: [make_codec(name) for _ in self._shapes] for e in experts}
+    def _incoming_gradients(self, spec: str) -> dict[tuple[int, Address], Streams]:
+        """Codecs of what each subscribing DC returns, for the experts homed here."""
+        self._gradient_spec = spec
+        subscribers = self._tables.subscribers.items()
+        return {
+            (e, source): [make_codec(spec) for _ in self._shapes] for e, sources in subscribers for source in sources
+        }
 
     def _weights_at(self, version: int, expert: int) -> Position:
         return Position(version, 0, self._layer, Phase.EXPERTS, expert)

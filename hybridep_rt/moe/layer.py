@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from hybridep_rt.codecs.codec import make_codec
+from hybridep_rt.codecs.codec import Codecs, make_codec
 from hybridep_rt.errors import ConfigError
-from hybridep_rt.moe.exchange import Exchange, ExchangeFunction
+from hybridep_rt.moe.exchange import Exchange, ExchangeFunction, TokenCodecs
 from hybridep_rt.moe.experts import Tensors, expert_kind, expert_seed, initial_tensors
 from hybridep_rt.moe.holdings import Holdings
 from hybridep_rt.moe.router import Router
@@ -107,6 +107,7 @@ class MoELayer(nn.Module):
             site=runtime.site,
             wan=runtime.wan,
             codecs=runtime.codecs,
+            ahead=runtime.rung.codecs,
         )
         self._exchange = Exchange(
             tables,
@@ -114,9 +115,15 @@ class MoELayer(nn.Module):
             runtime.site,
             runtime.wan,
             chunks=runtime.chunks,
-            codec=make_codec(runtime.codecs.tokens, width=self.shape.hidden),
+            codecs=self._token_codecs(runtime.codecs),
             device=like.device,
         )
+
+    def change_codecs(self, codecs: Codecs) -> None:
+        """Use other codecs from now on; called by the runtime of every worker between two steps."""
+        self._bound.change_codecs(codecs)
+        if self._exchange is not None:
+            self._exchange.codecs = self._token_codecs(codecs)
 
     def publish(self) -> None:
         """Send the weights homed here to every DC that holds copies."""
@@ -129,6 +136,14 @@ class MoELayer(nn.Module):
     def collect(self, step: int, divisor: int) -> None:
         """See `Holdings.collect`."""
         self._bound.collect(step, divisor)
+
+    def _token_codecs(self, codecs: Codecs) -> TokenCodecs:
+        width = self.shape.hidden
+        return TokenCodecs(make_codec(codecs.tokens, width=width), make_codec(codecs.backward_tokens, width=width))
+
+    def owed_norm(self) -> float:
+        """See `Holdings.owed_norm`."""
+        return self._bound.owed_norm()
 
     @property
     def _bound(self) -> Holdings:

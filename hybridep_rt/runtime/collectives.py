@@ -7,17 +7,20 @@ DC's uplink carries 2 (D-1)/D of the vector. Terms are added in the order of (DC
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
 import torch
 
-from hybridep_rt.codecs.codec import Codec
+from hybridep_rt.codecs.codec import make_codec
 from hybridep_rt.codecs.dense import Exact
+from hybridep_rt.codecs.outgoing import Outgoing
+from hybridep_rt.errors import CodecError
 from hybridep_rt.planner.plan import Layout
 from hybridep_rt.protocol.address import Address
-from hybridep_rt.protocol.messages import Traffic
+from hybridep_rt.protocol.messages import Bytes, Message, Traffic
 from hybridep_rt.protocol.position import Position
 from hybridep_rt.transport.ports import SiteGroup, WanPort
 
@@ -34,6 +37,11 @@ class Unit:
     first: int
     last: int
 
+    @property
+    def elements(self) -> int:
+        """How many there are; maybe none."""
+        return self.last - self.first
+
 
 def units_of(elements: int, layout: Layout) -> list[Unit]:
     """Near-equal consecutive shares, one for each worker of the job."""
@@ -43,108 +51,193 @@ def units_of(elements: int, layout: Layout) -> list[Unit]:
     ]
 
 
+class VectorCodecs:
+    """How one vector travels that is summed again and again.
+
+    A DC's sum of a unit is one stream, the unit's total another: each has its own error feedback at its sender.
+    """
+
+    def __init__(self, spec: str = "exact") -> None:
+        self._spec = spec
+        self._sums: dict[Address, Outgoing] = {}
+        self.total = Outgoing(spec)
+        self.decoder = make_codec(spec)
+
+    def sum_to(self, owner: Address) -> Outgoing:
+        """The stream of this DC's sums of the unit that `owner` has."""
+        if owner not in self._sums:
+            self._sums[owner] = Outgoing(self._spec)
+        return self._sums[owner]
+
+    def change(self, spec: str) -> None:
+        """Use another codec from the next sum on; what is still owed is added to it. Every worker has to call it."""
+        for outgoing in (self.total, *self._sums.values()):
+            outgoing.change(spec)
+        self._spec, self.decoder = spec, make_codec(spec)
+
+    def owed_norm(self) -> float:
+        """Euclidean norm of what this worker owes the others."""
+        return math.hypot(*(outgoing.owed_norm() for outgoing in (self.total, *self._sums.values())))
+
+    def bytes_held(self) -> int:
+        """Memory of what is owed."""
+        return sum(outgoing.bytes_held() for outgoing in (self.total, *self._sums.values()))
+
+
 class Collectives:
     """All-reduce and broadcast for one worker. All workers of all DCs call them in the same order."""
 
     def __init__(self, me: Address, layout: Layout, site: SiteGroup, wan: WanPort) -> None:
-        self._me = me
-        self._layout = layout
-        self._site = site
-        self._wan = wan
+        self.me = me
+        self.layout = layout
+        self.site = site
+        self.wan = wan
 
     def all_reduce(
+        self, values: torch.Tensor, position: Position, combine: Combine = torch.add, *, traffic: Traffic
+    ) -> torch.Tensor:
+        """The sum (or what `combine` makes of two tensors) over all workers of a flat tensor, as a new tensor."""
+        return self.all_reduce_vectors([(values, VectorCodecs())], position, combine, traffic=traffic)[0]
+
+    def all_reduce_vectors(
         self,
-        values: torch.Tensor,
+        vectors: Sequence[tuple[torch.Tensor, VectorCodecs]],
         position: Position,
         combine: Combine = torch.add,
         *,
-        codec: Codec = _EXACT,
         traffic: Traffic,
-    ) -> torch.Tensor:
-        """The sum (or what `combine` makes of two tensors) over all workers of a flat tensor, as a new tensor.
-
-        `codec` must remember nothing; every worker gets what the others decode.
-        """
-        units = units_of(values.numel(), self._layout)
-        by_worker = [
-            [unit for unit in units if self._layout.landing(unit.owner.worker, self._me.dc) == worker]
-            for worker in range(self._site.size)
-        ]
-        mine = by_worker[self._me.worker]
-        parts = self._site.exchange(
-            position, [(torch.cat([values[u.first : u.last] for u in theirs]),) for theirs in by_worker]
-        )
-        site_sum = reduce(combine, (part for (part,) in parts))
-        totals = self._reduce_between_dcs(mine, site_sum, position, combine, codec, traffic)
-        sizes = [(sum(unit.last - unit.first for unit in theirs),) for theirs in by_worker]
-        spread = self._site.exchange(position, [(totals,)] * self._site.size, rows_from=sizes)
-        result = torch.empty_like(values)
-        for theirs, (part,) in zip(by_worker, spread, strict=True):
-            for unit, piece in zip(theirs, part.split([u.last - u.first for u in theirs]), strict=True):
-                result[unit.first : unit.last] = piece
-        return result
+    ) -> list[torch.Tensor]:
+        """`all_reduce` of up to six vectors at once, each in its codecs. Every worker gets the same bits."""
+        reduction = Reduction(self, vectors, position, combine, traffic=traffic)
+        reduction.send_totals()
+        return reduction.result()
 
     def broadcast(self, values: torch.Tensor, position: Position) -> torch.Tensor:
         """Worker 0 of DC 0's flat tensor, at every worker."""
         root = Address(0, 0)
-        if self._me == root:
+        if self.me == root:
             payload = [_EXACT.encode(values)]
-            for dc in range(1, self._layout.dcs):
-                self._wan.send(Address(dc, 0), "broadcast", position, payload, traffic=Traffic.CONTROL)
-        elif self._me.worker == 0:
+            for dc in range(1, self.layout.dcs):
+                self.wan.send(Address(dc, 0), "broadcast", position, payload, traffic=Traffic.CONTROL)
+        elif self.me.worker == 0:
             values = torch.empty_like(values)
-            _EXACT.decode(self._wan.receive(root, "broadcast", position).payload, values)
+            _EXACT.decode(self.wan.receive(root, "broadcast", position).payload, values)
         nothing = values.new_empty(0)
-        parcels = [(values if self._me.worker == 0 else nothing,)] * self._site.size
-        return self._site.exchange(position, parcels)[0][0]
+        parcels = [(values if self.me.worker == 0 else nothing,)] * self.site.size
+        return self.site.exchange(position, parcels)[0][0]
 
-    def _reduce_between_dcs(
+
+class Reduction:
+    """One all-reduce in three moments, so that its transfers may hide behind what is done in between.
+
+    Made: summed inside the DC, and sums on their way to the owners of units. `send_totals`: owners wait for them, and
+    totals are on their way. `result`: waits for totals. All workers have to be at each moment in the same order.
+    """
+
+    def __init__(
         self,
-        mine: list[Unit],
-        site_sum: torch.Tensor,
+        collectives: Collectives,
+        vectors: Sequence[tuple[torch.Tensor, VectorCodecs]],
         position: Position,
-        combine: Combine,
-        codec: Codec,
+        combine: Combine = torch.add,
+        *,
         traffic: Traffic,
-    ) -> torch.Tensor:
-        """The totals of the units that this worker handles for its DC, in their order."""
-        pieces = dict(zip(mine, site_sum.split([u.last - u.first for u in mine]), strict=True))
-        for unit in mine:
-            if unit.owner != self._me and unit.last > unit.first:
-                payload = [codec.encode(pieces[unit])]
-                self._wan.send(unit.owner, "reduce", position, payload, traffic=traffic)
-        for unit in mine:
-            if unit.owner == self._me and unit.last > unit.first:
-                pieces[unit] = self._total(pieces[unit], position, combine, codec, traffic)
-        for unit in mine:
-            if unit.owner != self._me and unit.last > unit.first:
-                total = torch.empty_like(pieces[unit])
-                codec.decode(self._wan.receive(unit.owner, "total", position).payload, total)
-                pieces[unit] = total
-        return torch.cat([pieces[unit] for unit in mine])
-
-    def _total(
-        self, own: torch.Tensor, position: Position, combine: Combine, codec: Codec, traffic: Traffic
-    ) -> torch.Tensor:
-        """The owner's part: add the DCs' sums in their order, tell the others, and keep what the others decode."""
-        others = [
-            Address(dc, self._layout.landing(self._me.worker, dc))
-            for dc in range(self._layout.dcs)
-            if dc != self._me.dc
+        channel: str = "",
+    ) -> None:
+        self._at = collectives
+        self._codecs = [codecs for _, codecs in vectors]
+        self._sizes = [values.numel() for values, _ in vectors]
+        self._position = position
+        self._combine = combine
+        self._traffic = traffic
+        self._sum_channel, self._total_channel = f"reduce{channel}", f"total{channel}"
+        layout, me, site = self._at.layout, self._at.me, self._at.site
+        units = list(zip(*(units_of(size, layout) for size in self._sizes), strict=True))
+        self._by_worker = [
+            [unit for unit in units if layout.landing(unit[0].owner.worker, me.dc) == worker]
+            for worker in range(site.size)
         ]
-        terms = []
-        for source in sorted((*others, self._me)):
-            term = own
-            if source != self._me:
-                term = torch.empty_like(own)
-                codec.decode(self._wan.receive(source, "reduce", position).payload, term)
-            terms.append(term)
-        total = reduce(combine, terms)
-        payload = codec.encode(total)
-        for to in others:
-            self._wan.send(to, "total", position, [payload], traffic=traffic)
-        if not others:
-            return total
-        decoded = torch.empty_like(total)
-        codec.decode(payload, decoded)
-        return decoded
+        parcels = [
+            tuple(
+                torch.cat([values[unit[n].first : unit[n].last] for unit in theirs])
+                for n, (values, _) in enumerate(vectors)
+            )
+            for theirs in self._by_worker
+        ]
+        parts = zip(*site.exchange(position, parcels), strict=True)
+        self._pieces = self._split([reduce(combine, part) for part in parts], self._by_worker[me.worker])
+        self._foreign = [unit for unit in self._by_worker[me.worker] if unit[0].owner != me and _is_any(unit)]
+        for unit in self._foreign:
+            owner = unit[0].owner
+            outgoing = [codecs.sum_to(owner) for codecs in self._codecs]
+            self._send(owner, self._sum_channel, self._encoded(unit, outgoing))
+
+    def send_totals(self) -> None:
+        """At the owner of a unit: add the DCs' sums in their order, tell the others, keep what the others decode."""
+        me, layout = self._at.me, self._at.layout
+        for unit in self._by_worker[me.worker]:
+            if unit[0].owner != me or not _is_any(unit):
+                continue
+            others = [Address(dc, layout.landing(me.worker, dc)) for dc in range(layout.dcs) if dc != me.dc]
+            own = self._pieces[me]
+            terms = [
+                own if source == me else self._received(unit, source, self._sum_channel)
+                for source in sorted((*others, me))
+            ]
+            self._pieces[me] = [reduce(self._combine, term) for term in zip(*terms, strict=True)]
+            if others:
+                payload = self._encoded(unit, [codecs.total for codecs in self._codecs])
+                for to in others:
+                    self._send(to, self._total_channel, payload)
+                self._pieces[me] = self._decoded(unit, memoryview(b"".join(payload)))
+
+    def result(self) -> list[torch.Tensor]:
+        """The sums, as new tensors."""
+        for unit in self._foreign:
+            self._pieces[unit[0].owner] = self._received(unit, unit[0].owner, self._total_channel)
+        mine = [self._pieces[unit[0].owner] for unit in self._by_worker[self._at.me.worker]]
+        totals = tuple(torch.cat(column) for column in zip(*mine, strict=True))
+        rows = [[sum(unit[n].elements for unit in theirs) for n in range(len(totals))] for theirs in self._by_worker]
+        spread = self._at.site.exchange(self._position, [totals] * self._at.site.size, rows_from=rows)
+        results = [total.new_empty(size) for total, size in zip(totals, self._sizes, strict=True)]
+        for theirs, parts in zip(self._by_worker, spread, strict=True):
+            pieces = self._split(parts, theirs)
+            for unit in theirs:
+                for result, each, piece in zip(results, unit, pieces[unit[0].owner], strict=True):
+                    result[each.first : each.last] = piece
+        return results
+
+    def _split(
+        self, vectors: Sequence[torch.Tensor], units: Sequence[tuple[Unit, ...]]
+    ) -> dict[Address, list[torch.Tensor]]:
+        """By the owner of each unit, its piece of each vector."""
+        columns = [vector.split([unit[n].elements for unit in units]) for n, vector in enumerate(vectors)]
+        return {unit[0].owner: [column[row] for column in columns] for row, unit in enumerate(units)}
+
+    def _encoded(self, unit: tuple[Unit, ...], outgoing: Sequence[Outgoing]) -> list[Bytes]:
+        pieces = self._pieces[unit[0].owner]
+        return [each.encode(piece) for each, piece in zip(outgoing, pieces, strict=True) if piece.numel()]
+
+    def _decoded(self, unit: tuple[Unit, ...], payload: memoryview) -> list[torch.Tensor]:
+        tensors = []
+        for codecs, like in zip(self._codecs, self._pieces[unit[0].owner], strict=True):
+            tensor = torch.empty_like(like)
+            if tensor.numel():
+                size = codecs.decoder.frame_bytes(payload, tensor.numel(), tensor.dtype)
+                codecs.decoder.decode(payload[:size], tensor)
+                payload = payload[size:]
+            tensors.append(tensor)
+        if payload.nbytes:
+            raise CodecError(f"{payload.nbytes} bytes after the last vector of a sum")
+        return tensors
+
+    def _received(self, unit: tuple[Unit, ...], source: Address, channel: str) -> list[torch.Tensor]:
+        message: Message = self._at.wan.receive(source, channel, self._position)
+        return self._decoded(unit, message.payload)
+
+    def _send(self, to: Address, channel: str, payload: list[Bytes]) -> None:
+        self._at.wan.send(to, channel, self._position, payload, traffic=self._traffic)
+
+
+def _is_any(unit: tuple[Unit, ...]) -> bool:
+    return any(each.elements for each in unit)

@@ -5,7 +5,7 @@
 | HYBRIDEP_TOPOLOGY    | path of the topology's YAML file, or preset:NAME |
 | HYBRIDEP_RUN_TOKEN   | the job's secret, hexadecimal, at least 16 bytes: who knows it belongs to the job |
 | HYBRIDEP_PLAN        | auto (default), ep, replicate, domains:2,1 or the path of a plan file |
-| HYBRIDEP_CODECS      | comma-separated NAME=CODEC, such as weights=bf16; default: the runtime's choice |
+| HYBRIDEP_CODECS      | a rung, KIND=CODEC or both, such as default,gradients=2bit; default: as the topology says |
 | HYBRIDEP_CHUNKS      | into how many chunks a worker's remote tokens are cut; default: the runtime's choice |
 | HYBRIDEP_EMULATE_COMPUTE | such as 50 TFLOP/s: kernels become waits; default: as the topology says |
 | HYBRIDEP_TIMEOUTS    | comma-separated NAME=DURATION, such as operation=60s,rendezvous=2m; names as in `Timeouts` |

@@ -2,50 +2,59 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
-from hybridep_rt.codecs.codec import Codec
 from hybridep_rt.protocol.messages import Traffic
 from hybridep_rt.protocol.position import Position
-from hybridep_rt.runtime.collectives import Collectives
+from hybridep_rt.runtime.collectives import Collectives, VectorCodecs
 
 
-def average_gradients(
-    parameters: Sequence[torch.nn.Parameter],
-    collectives: Collectives,
-    position: Position,
-    divisor: int,
-    codec: Codec,
-    *,
-    flag: bool,
-) -> bool:
-    """Replace every `.grad` by the sum over all workers / `divisor`; return whether any worker's `flag` is set.
+class DenseGradients:
+    """The parameters that every worker has, and what each stream of their sums remembers."""
 
-    A parameter that has no gradient at any worker keeps None; one that has it at some gets it at all. Presence and
-    the flag travel with the data, in one all-reduce per dtype, so `codec` has to keep small whole numbers exact.
-    """
-    flags = torch.tensor([flag, *(parameter.grad is not None for parameter in parameters)], dtype=torch.float64)
-    by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {}
-    for parameter in parameters:
-        by_dtype.setdefault(parameter.dtype, []).append(parameter)
-    device = parameters[0].device if parameters else torch.device("cpu")
-    if not by_dtype:
-        by_dtype[torch.float32] = []
-    any_flag = False
-    present: list[bool] = []
-    for number, (dtype, group) in enumerate(sorted(by_dtype.items(), key=lambda item: str(item[0]))):
-        head = (
-            flags.to(device=device, dtype=dtype) if number == 0 else flags.new_empty(0).to(device=device, dtype=dtype)
-        )
-        flat = torch.cat([head, *(_flat_gradient(parameter) for parameter in group)])
-        total = collectives.all_reduce(flat, position, codec=codec, traffic=Traffic.GRADIENTS)
-        if number == 0:
-            any_flag = bool(total[0] > 0)
-            present = (total[1 : len(flags)] > 0).tolist()
-        _write_back(group, total[len(head) :], divisor, dict(zip(map(id, parameters), present, strict=True)))
-    return any_flag
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], spec: str) -> None:
+        self._parameters = parameters
+        self._spec = spec
+        by_dtype: dict[str, list[torch.nn.Parameter]] = {}
+        for parameter in parameters:
+            by_dtype.setdefault(str(parameter.dtype), []).append(parameter)
+        self._groups = [by_dtype[name] for name in sorted(by_dtype)]
+        self._codecs = [VectorCodecs(spec) for _ in self._groups]
+
+    def average(self, collectives: Collectives, position: Position, divisor: int, *, flag: bool) -> bool:
+        """Replace every `.grad` by the sum over all workers / `divisor`; return whether any worker's `flag` is set.
+
+        A parameter that has no gradient at any worker keeps None; one that has it at some gets it at all. Presence and
+        the flag travel exactly, in the same messages.
+        """
+        device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        flags = torch.tensor([flag, *(parameter.grad is not None for parameter in self._parameters)])
+        vectors = [(flags.to(device=device, dtype=torch.int32), VectorCodecs())]
+        for group, codecs in zip(self._groups, self._codecs, strict=True):
+            vectors.append((torch.cat([_flat_gradient(parameter) for parameter in group]), codecs))
+        found, *totals = collectives.all_reduce_vectors(vectors, position, traffic=Traffic.GRADIENTS)
+        present = dict(zip(map(id, self._parameters), (found[1:] > 0).tolist(), strict=True))
+        for group, total in zip(self._groups, totals, strict=True):
+            _write_back(group, total, divisor, present)
+        return bool(found[0] > 0)
+
+    def change(self, spec: str) -> None:
+        """Use another codec from the next sum on; what is still owed is added to it. Every worker has to call it."""
+        if spec != self._spec:
+            self._spec = spec
+            for codecs in self._codecs:
+                codecs.change(spec)
+
+    def owed_norm(self) -> float:
+        """Euclidean norm of what this worker owes the others."""
+        return math.hypot(*(codecs.owed_norm() for codecs in self._codecs))
+
+    def bytes_held(self) -> int:
+        """Memory of what is owed."""
+        return sum(codecs.bytes_held() for codecs in self._codecs)
 
 
 def all_finite(parameters: Sequence[torch.nn.Parameter]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -22,11 +22,15 @@ from topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one worker does in one optimizer step, as far as the program says: `plan auto` needs the tokens."""
+    """What one worker does in one optimizer step, as far as the program says: `plan auto` needs the tokens.
+
+    `codecs`: those after a warm-up.
+    """
 
     tokens_per_step: int | None = None
     micro_batches: int = 1
     dtype: torch.dtype = torch.float32
+    codecs: Codecs = field(default_factory=Codecs)
 
 
 class PlanSource(Protocol):
@@ -68,7 +72,6 @@ class TopologyPlan:
 
     spec: PlanSpec
     topology: Topology
-    codecs: Codecs
     chunks: int
     epoch: int
 
@@ -93,11 +96,12 @@ class TopologyPlan:
 
     def workload(self, shapes: Sequence[LayerShape], load: Load) -> Workload:
         """The planner's view of the model: bytes per element in the chosen codecs."""
-        codecs, hidden = self.codecs, shapes[0].hidden
+        codecs, hidden = load.codecs, shapes[0].hidden
+        ways = (codecs.tokens, codecs.backward_tokens)
         return Workload(
             layers=tuple(shapes),
             tokens_per_worker_per_step=load.tokens_per_step or 0,
-            token_bytes=bytes_per_element(codecs.tokens, load.dtype, width=hidden),
+            token_bytes=sum(bytes_per_element(way, load.dtype, width=hidden) for way in ways) / len(ways),
             weight_bytes=bytes_per_element(codecs.weights, load.dtype),
             gradient_bytes=bytes_per_element(codecs.gradients, load.dtype),
             micro_batches=load.micro_batches,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,7 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from hybridep_rt.codecs.codec import CASTS, Codecs, make_codec
+from hybridep_rt.codecs.codec import Codecs
+from hybridep_rt.codecs.ladder import EXACT, Rung, parse_rung
 from hybridep_rt.errors import ConfigError
 from hybridep_rt.metrics import Metrics
 from hybridep_rt.planner.economics import LayerShape
@@ -23,7 +25,7 @@ from hybridep_rt.runtime.agreement import agree, describe_model, digest
 from hybridep_rt.runtime.clock import Clock
 from hybridep_rt.runtime.collectives import Collectives
 from hybridep_rt.runtime.emulated import EmulatedCompute
-from hybridep_rt.runtime.gradients import all_finite, average_gradients
+from hybridep_rt.runtime.gradients import DenseGradients, all_finite
 from hybridep_rt.runtime.mailbox import Mailbox
 from hybridep_rt.runtime.planning import Load, PlanSource
 from hybridep_rt.transport.ports import SiteGroup, WanPort
@@ -44,11 +46,17 @@ class HybridLayer(Protocol):
     def bind(self, plan: LayerPlan) -> None:
         """Get ready to execute this plan."""
 
+    def change_codecs(self, codecs: Codecs) -> None:
+        """Use other codecs from the next `publish`, forward and gradient on."""
+
     def publish(self) -> None:
         """Send the homes' weights to the DCs that subscribe."""
 
     def return_gradients(self, step: int) -> None:
         """Send the copies' gradients home, unless that has happened since the last `collect`."""
+
+    def owed_norm(self) -> float:
+        """Euclidean norm of what error feedback still owes of the copies' gradients."""
 
     def collect(self, step: int, divisor: int) -> None:
         """Add the sum over all DCs / divisor to the homes' gradients."""
@@ -68,7 +76,7 @@ class Runtime:
     wan: WanPort
     plans: PlanSource
     topology_digest: str = ""
-    codecs: Codecs = field(default_factory=Codecs)
+    rung: Rung = EXACT
     chunks: int = 1
     metrics: Metrics = field(default_factory=Metrics)
     emulated: EmulatedCompute | None = None
@@ -76,8 +84,6 @@ class Runtime:
     def __post_init__(self) -> None:
         if self.chunks < 1:
             raise ConfigError(f"chunks must be at least 1, not {self.chunks}")
-        if self.codecs.dense not in CASTS:
-            raise ConfigError(f"dense gradients are summed in {', '.join(CASTS)}, not {self.codecs.dense}")
         self.clock = Clock()
         self.plan: Plan | None = None
         self.found_nonfinite = False
@@ -85,6 +91,9 @@ class Runtime:
         self._collectives: Collectives | None = None
         self._layers: list[HybridLayer] = []
         self._dense: list[nn.Parameter] = []
+        self._dense_gradients = DenseGradients((), self.codecs.dense)
+        self._codecs_in_use = self.codecs
+        self._takes_moments = False
         self._synchronise = True
         self._finish_queued = False
         self._closed = False
@@ -113,6 +122,11 @@ class Runtime:
     def site_size(self) -> int:
         """Workers of this DC."""
         return self.layout.workers_per_dc[self.address.dc]
+
+    @property
+    def codecs(self) -> Codecs:
+        """The rung's codecs that are due at this step."""
+        return self.rung.codecs_at(self.clock.step)
 
     @property
     def site(self) -> SiteGroup:
@@ -150,14 +164,18 @@ class Runtime:
             raise ConfigError("attach() was called twice")
         shapes = [layer.shape for layer in self._layers]
         dtype = next((p.dtype for p in model.parameters()), torch.float32)
-        self.plan = self.plans.plan(shapes, Load(tokens_per_step, micro_batches, dtype))
+        self._takes_moments = getattr(optimizer, "takes_second_moments", False)
+        self.rung = self._fitting(self.rung)
+        self._codecs_in_use = self.codecs
+        self.plan = self.plans.plan(shapes, Load(tokens_per_step, micro_batches, dtype, self.rung.codecs))
         experts = {id(p) for layer in self._layers for p in layer.expert_parameters()}
         self._dense = [p for p in model.parameters() if id(p) not in experts and p.requires_grad]
+        self._dense_gradients = DenseGradients(self._dense, self.codecs.dense)
         facts = {
             "topology": self.topology_digest,
             "model": describe_model(model, experts, shapes),
             "plan": digest(self.plan),
-            "codecs": repr(self.codecs),
+            "codecs": repr(self.rung),
             "token chunks": str(self.chunks),
             "emulated compute": "none" if self.emulated is None else f"{self.emulated.flops_per_s} FLOP/s",
         }
@@ -167,6 +185,7 @@ class Runtime:
         self._broadcast_dense(model, experts)
         for parameter in self._dense:
             parameter.register_post_accumulate_grad_hook(self._queue_finish)
+        optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         self.publish()
         if self.rank == 0:
@@ -184,6 +203,24 @@ class Runtime:
         """
         for layer in self._layers:
             layer.publish()
+
+    def set_codec(self, text: str) -> None:
+        """Another rung, such as "safe" or "default,gradients=2bit", from the next transfer on: see `parse_rung`.
+
+        Every worker calls it with the same words between two steps. Streams whose codec changes begin anew, weights
+        with a key frame; what gradients' error feedback still owes is added to the next ones.
+
+        Raises ConfigError for a rung that doesn't exist, or that other workers don't ask for.
+        """
+        rung = self._fitting(parse_rung(text))
+        position = self.clock.collective(Phase.ATTACH)
+        agree({"codecs": repr(rung)}, self.address, self.layout, self.dc_names, self.wan, position)
+        self.rung = rung
+        self._use_codecs(self.codecs)
+
+    def codec_debt(self) -> float:
+        """Euclidean norm of all gradients that this worker's error feedback still owes to others."""
+        return math.hypot(self._dense_gradients.owed_norm(), *(layer.owed_norm() for layer in self._layers))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -297,8 +334,8 @@ class Runtime:
         experts = [p for layer in self._layers for p in layer.expert_parameters()]
         finite = all_finite(experts) and all_finite(self._dense)
         position = self.clock.collective()
-        self.found_nonfinite = average_gradients(
-            self._dense, self._collective, position, self.world_size, make_codec(self.codecs.dense), flag=not finite
+        self.found_nonfinite = self._dense_gradients.average(
+            self._collective, position, self.world_size, flag=not finite
         )
         if self.found_nonfinite and all_finite(experts) and all_finite(self._dense):
             self._poison()
@@ -309,6 +346,30 @@ class Runtime:
             if parameter.grad is not None and parameter.grad.numel():
                 parameter.grad.view(-1)[0] = float("inf")
                 return
+
+    def _fitting(self, rung: Rung) -> Rung:
+        """The rung, with 2 bits for gradients of 1 where the optimizer would divide by what 1 bit tells of them."""
+        fitting = rung if self._takes_moments else rung.without_moments()
+        if fitting != rung and self.rank == 0:
+            _LOG.warning(
+                "gradients are sent in %s, not %s, which needs hybridep_rt.AdamW",
+                fitting.codecs.gradients,
+                rung.codecs.gradients,
+            )
+        return fitting
+
+    def _use_codecs(self, codecs: Codecs) -> None:
+        """Change to these codecs, if they are others than those in use."""
+        if codecs == self._codecs_in_use:
+            return
+        self._codecs_in_use = codecs
+        for layer in self._layers:
+            layer.change_codecs(codecs)
+        self._dense_gradients.change(codecs.dense)
+
+    def _before_step(self, *_: Any) -> None:
+        """What is published at the end of this step has the codecs of the next."""
+        self._use_codecs(self.rung.codecs_at(self.clock.step + 1))
 
     def _after_step(self, *_: Any) -> None:
         self.clock.stepped()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 
-from hybridep_rt.codecs.codec import Codecs
+from hybridep_rt.codecs.ladder import Rung, parse_rung
 from hybridep_rt.config import Limits
 from hybridep_rt.errors import ConfigError
 from hybridep_rt.metrics import Metrics
@@ -27,11 +27,14 @@ _ALONE = "cluster: alone\nlevels:\n  - {name: dc, count: 1, bandwidth: 1 Gbit/s,
 _current: Runtime | None = None
 
 
-def init() -> Runtime:
+def init(*, codec: str = "") -> Runtime:
     """Join the job; returns once every worker of every DC is there.
 
     Under `hybridep run` (or the same mpirun line) role, DC, topology, plan and codecs come from the environment. In a
     plain `python train.py` there is one worker, so that a program can be tried and debugged alone.
+
+    `codec`: a rung and what differs from it, as `parse_rung` reads it, where neither the command line nor the topology
+    names one.
 
     Raises ConfigError, HandshakeRefused, ConnectFailed, PeerLost, DeadlineExceeded.
     """
@@ -39,7 +42,7 @@ def init() -> Runtime:
     if _current is not None:
         raise ConfigError("hybridep_rt.init() was called twice")
     environment = Environment.read(os.environ)
-    _current = _alone() if environment is None else _join(environment)
+    _current = _alone(parse_rung(codec)) if environment is None else _join(environment, codec)
     atexit.register(_current.shutdown)
     return _current
 
@@ -58,17 +61,17 @@ def fail(reason: str) -> None:
         _current.fail(reason)
 
 
-def _join(environment: Environment) -> Runtime:
+def _join(environment: Environment, codec: str) -> Runtime:
     topology = load(environment.topology)
     dc = topology.dc_index(environment.dc)
     address = Address(dc, environment.worker)
     layout = Layout(topology.workers_per_dc)
-    codecs = Codecs.parse(environment.codecs)
+    rung = parse_rung(environment.codecs or topology.codec or codec)
     chunks = environment.chunks or 1
     metrics = Metrics()
     digest = topology.digest()
     job = Job(topology.cluster, digest, environment.epoch, environment.run_token)
-    plans = TopologyPlan(parse_plan_spec(environment.plan), topology, codecs, chunks, environment.epoch)
+    plans = TopologyPlan(parse_plan_spec(environment.plan), topology, chunks, environment.epoch)
     link = WorkerLink.connect(
         environment.endpoint, address, job, topology.dc_names, environment.timeouts, Limits(), metrics
     )
@@ -92,7 +95,7 @@ def _join(environment: Environment) -> Runtime:
         wan=link,
         plans=plans,
         topology_digest=digest,
-        codecs=codecs,
+        rung=rung,
         chunks=chunks,
         metrics=metrics,
         emulated=_emulated(environment, topology),
@@ -110,7 +113,7 @@ def _use_loopback(datacenter: Datacenter) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
-def _alone() -> Runtime:
+def _alone(rung: Rung) -> Runtime:
     topology: Topology = parse(_ALONE, "<one worker>")
     address = Address(0, 0)
     wan = MemoryWan(topology.workers_per_dc, dc_names=topology.dc_names)
@@ -120,6 +123,7 @@ def _alone() -> Runtime:
         dc_names=topology.dc_names,
         make_site=SoloSite,
         wan=wan.port(address),
-        plans=TopologyPlan(parse_plan_spec("ep"), topology, Codecs(), 1, 0),
+        plans=TopologyPlan(parse_plan_spec("ep"), topology, 1, 0),
+        rung=rung,
         metrics=wan.metrics[address],
     )

@@ -1,0 +1,42 @@
+"""Which codec each stream of a layer's experts uses, and the changes from one to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hybridep_rt.codecs.codec import Codec, make_codec
+
+Streams = list[Codec]
+"""One codec for each tensor of an expert."""
+
+
+class WeightStreams:
+    """The codecs of the weights that pass through this worker, by expert.
+
+    A change takes effect with a version, expert by expert: what was sent before is decoded by the codec it was sent
+    with, however late it is asked for. New streams begin with a key frame where their codec has one.
+    """
+
+    def __init__(self, spec: str, experts: Iterable[int], tensors: int) -> None:
+        self._spec = spec
+        self._tensors = tensors
+        self._current = {expert: self._made(spec) for expert in experts}
+        self._coming: dict[int, list[tuple[int, Streams]]] = {expert: [] for expert in self._current}
+
+    def of(self, expert: int, version: int) -> Streams:
+        """The codecs of an expert's version. Versions of one expert have to be asked for in their order."""
+        coming = self._coming[expert]
+        while coming and coming[0][0] <= version:
+            self._current[expert] = coming.pop(0)[1]
+        return self._current[expert]
+
+    def change(self, spec: str, first_version: int) -> None:
+        """Use another codec from a version on; where it is the one in use, the streams simply go on."""
+        if spec == self._spec:
+            return
+        self._spec = spec
+        for coming in self._coming.values():
+            coming.append((first_version, self._made(spec)))
+
+    def _made(self, spec: str) -> Streams:
+        return [make_codec(spec) for _ in range(self._tensors)]
