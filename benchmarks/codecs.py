@@ -4,23 +4,28 @@
 
 A ratio of 1 is the time of `memcpy`. Weights move a little between steps, so that a delta codec always has something to
 say. `restore + add` decodes a payload onto a copy in one pass, against decoding it to a tensor that is then added.
+`step + encode` is the runtime's AdamW, which encodes while it updates, against an update and an encoding done apart:
+with torch's AdamW as it is by default, with torch's fused one, and with the runtime's own kernel.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import torch
 from rich.console import Console
 from rich.table import Table
 
+import hybridep_rt
 from benchmarks.intervals import Interval, interleave, median_interval, ratio_interval
 from benchmarks.report import report, write_report
 from hybridep_rt.codecs.codec import Codec, make_codec
+from hybridep_rt.codecs.update import update_and_encode
 from hybridep_rt.codecs.warm_up import warm_up
 
 MILLION = 2**20
@@ -144,6 +149,58 @@ def _restore_then_add(spec: str, values: torch.Tensor, clock: Clock) -> Callable
     return run
 
 
+class Stepped(NamedTuple):
+    """An AdamW step and an encoding in one pass, as a part of the time of the two done apart with `apart`'s AdamW."""
+
+    elements: int
+    spec: str
+    apart: str
+    one_pass: Interval
+
+
+STEPPED = ("delta-1bit:t=2", "delta-1bit", "int8", "bf16")
+
+
+def measure_step(elements: int, rounds: int, clock: Clock) -> list[Stepped]:
+    """All ways to make a step and encode what it leaves, in turns."""
+    found = []
+    for spec in STEPPED:
+        arms = {
+            "fused": _step_and_encode(hybridep_rt.AdamW, spec, elements, clock, fused=True),
+            "torch": _step_and_encode(torch.optim.AdamW, spec, elements, clock),
+            "torch fused": _step_and_encode(partial(torch.optim.AdamW, fused=True), spec, elements, clock),
+            "own": _step_and_encode(hybridep_rt.AdamW, spec, elements, clock),
+        }
+        taken = interleave(arms, rounds, warmup=2)
+        found += [
+            Stepped(elements, spec, apart, ratio_interval(taken[apart], taken["fused"]))
+            for apart in arms
+            if apart != "fused"
+        ]
+    return found
+
+
+def _step_and_encode(
+    optimizer_of: Callable[..., Any], spec: str, elements: int, clock: Clock, *, fused: bool = False
+) -> Callable[[], float]:
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.nn.Parameter(torch.randn(elements, generator=generator) * 0.02)
+    weights.grad = torch.randn(elements, generator=generator)
+    optimizer, codec = optimizer_of([weights]), make_codec(spec)
+    codec.encode(weights)
+    if fused:
+        optimizer.publish_with(lambda step: update_and_encode(codec, weights, step(weights, None)))
+
+    def run() -> float:
+        start = clock()
+        optimizer.step()
+        if not fused:
+            codec.encode(weights)
+        return clock() - start
+
+    return run
+
+
 def table(rows: list[Row]) -> Table:
     """Speeds, ratios, and whether the limits hold."""
     found = Table(title="Codecs on one thread", caption="times in copies of the same tensor: median [95 % interval]")
@@ -175,7 +232,7 @@ def _limits(row: Row) -> str:
     )
 
 
-def _intervals(row: Row | Restored) -> dict[str, object]:
+def _intervals(row: Row | Restored | Stepped) -> dict[str, object]:
     parts = row._asdict()
     return {
         name: {"value": part.value, "low": part.low, "high": part.high} if isinstance(part, Interval) else part
@@ -199,8 +256,12 @@ def main(json_path: Path | None, quick: bool, clock: str) -> None:
     console.print(table(rows))
     for each in restored:
         console.print(f"restore + add of {each.spec} in one pass: {_shown(each.one_pass)} of the two done apart")
+    stepped = measure_step(sizes[-1], rounds, now)
+    for each in stepped:
+        apart = f"of the two apart with AdamW of {each.apart}"
+        console.print(f"step + encode of {each.spec} in one pass: {_shown(each.one_pass)} {apart}")
     if json_path is not None:
-        results = [_intervals(row) for row in (*rows, *restored)]
+        results = [_intervals(row) for row in (*rows, *restored, *stepped)]
         write_report(json_path, report("codecs", {"quick": quick, "clock": clock, "rounds": rounds}, results))
 
 

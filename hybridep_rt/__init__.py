@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hybridep_rt.moe.layer import MoELayer as MoELayer
     from hybridep_rt.moe.layer import aux_loss as aux_loss
+    from hybridep_rt.runtime.adamw import AdamW as AdamW
     from hybridep_rt.runtime.session import Runtime as Runtime
     from hybridep_rt.runtime.start import current as current
     from hybridep_rt.runtime.start import init as init
 
 _HOME = {
+    "AdamW": "hybridep_rt.runtime.adamw",
     "MoELayer": "hybridep_rt.moe.layer",
     "Runtime": "hybridep_rt.runtime.session",
     "aux_loss": "hybridep_rt.moe.layer",
     "current": "hybridep_rt.runtime.start",
     "init": "hybridep_rt.runtime.start",
 }
-__all__ = ["MoELayer", "Runtime", "aux_loss", "current", "init"]
+__all__ = ["AdamW", "MoELayer", "Runtime", "aux_loss", "current", "init"]
 
 
 def __getattr__(name: str) -> Any:

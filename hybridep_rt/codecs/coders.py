@@ -19,6 +19,7 @@ from hybridep_rt.codecs import cpu, device
 from hybridep_rt.codecs.frames import HEADER_BYTES, Kind, check_size, words
 from hybridep_rt.codecs.levels import CHUNK, GROUP, LevelCode
 from hybridep_rt.codecs.reference import Coded, Floats, Octets, Positions, threshold_of
+from hybridep_rt.codecs.update import Update
 from hybridep_rt.errors import CodecError
 
 _LEAST_SAMPLE, _LARGEST_SAMPLE = 16384, 65536
@@ -46,9 +47,18 @@ class Coder(Protocol):
         """Size of the body that begins here. Raises CodecError where its own words are impossible."""
 
     def encode(
-        self, values: torch.Tensor, state: torch.Tensor, velocity: torch.Tensor | None, step: int, feedback: bool
+        self,
+        values: torch.Tensor,
+        state: torch.Tensor,
+        velocity: torch.Tensor | None,
+        step: int,
+        feedback: bool,
+        update: Update | None = None,
     ) -> Octets:
-        """A frame whose header is to be filled in. Changes state and velocity to what they are after it."""
+        """A frame whose header is to be filled in. Changes state and velocity to what they are after it.
+
+        `update`: of the values, to be made first.
+        """
 
     def decode(self, body: Octets, state: torch.Tensor, velocity: torch.Tensor | None, step: int, add: bool) -> None:
         """Add a body to the state, or (not `add`) write what it stands for there. Raises CodecError, then unchanged."""
@@ -91,15 +101,27 @@ class LevelCoder:
         return self.body_bytes(elements)
 
     def encode(
-        self, values: torch.Tensor, state: torch.Tensor, velocity: torch.Tensor | None, step: int, feedback: bool
+        self,
+        values: torch.Tensor,
+        state: torch.Tensor,
+        velocity: torch.Tensor | None,
+        step: int,
+        feedback: bool,
+        update: Update | None = None,
     ) -> Octets:
-        """See `Coder`."""
+        """See `Coder`. An update is made in the same pass over the memory."""
         part = self._part(len(values), step)
         frame = np.empty(HEADER_BYTES + self.body_bytes(len(values)), np.uint8)
         out = self._split(frame[HEADER_BYTES:], copy=False)
         moving = None if velocity is None else velocity[part]
-        engine(values).encode_levels(values[part], state[part], moving, self.code, feedback, out)
+        if update is None:
+            engine(values).encode_levels(values[part], state[part], moving, self.code, feedback, out)
+        else:
+            changing = update.part(part.start, part.stop)
+            cpu.update_and_encode_levels(values[part], state[part], moving, self.code, changing, out)
         for rest in self._rest(part, len(values)):
+            if update is not None:
+                update.part(rest.start, rest.stop).run()
             if feedback:
                 state[rest] += values[rest]
             else:
@@ -171,9 +193,17 @@ class SparseCoder:
         return _COUNTS.size + _scale_bytes(entries) + entries + gaps
 
     def encode(
-        self, values: torch.Tensor, state: torch.Tensor, velocity: torch.Tensor | None, step: int, feedback: bool
+        self,
+        values: torch.Tensor,
+        state: torch.Tensor,
+        velocity: torch.Tensor | None,
+        step: int,
+        feedback: bool,
+        update: Update | None = None,
     ) -> Octets:
-        """See `Coder`. There is no predictor for entries."""
+        """See `Coder`. There is no predictor for entries. Which are sent depends on all values, updated."""
+        if update is not None:
+            update.run()
         frame, positions, picked, decoded = self.pick(values, state, feedback)
         engine(values).settle(positions, picked, decoded, state, feedback)
         return frame

@@ -11,6 +11,7 @@ import torch
 from hybridep_rt.codecs import kernels
 from hybridep_rt.codecs.levels import CHUNK, GROUP, SAMPLE_RUN, LevelCode, fp8_values, log_thresholds
 from hybridep_rt.codecs.reference import Array, Coded, Floats, Octets, Positions
+from hybridep_rt.codecs.update import Update
 
 _SCAN = 128
 
@@ -41,6 +42,31 @@ def encode_levels(
         run(padded, held_rest, moving_rest, rest, whole, whole + 1)
         _restore(held_rest, held[whole * CHUNK :])
         _restore(moving_rest, moving[whole * CHUNK :])
+
+
+def update_and_encode_levels(
+    values: torch.Tensor,
+    state: torch.Tensor,
+    velocity: torch.Tensor | None,
+    code: LevelCode,
+    update: Update,
+    out: Coded,
+) -> None:
+    """`encode_levels` of the values after an update, which is made on their memory."""
+    whole = len(values) // CHUNK
+    parameter, gradient, mean, square, moment = update.rows(CHUNK)
+    held, moving = _rows(state.numpy(), CHUNK), _rows(_or_empty(velocity), CHUNK)
+    scales, codes = out.scales.reshape(-1, CHUNK // code.block), out.codes.reshape(-1, CHUNK * code.bits // 8)
+    kernels.adamw_and_encode_levels(
+        parameter, gradient, mean, square, moment, *update.numbers, held, moving, code.bits,
+        code.levels.magnitudes, code.levels.thresholds, np.float32(code.factor), np.float32(code.rho),
+        np.float32(code.gain), scales[:whole], codes[:whole],
+    )  # fmt: skip
+    if whole * CHUNK < len(values):
+        rest = slice(whole * CHUNK, len(values))
+        update.part(rest.start, rest.stop).run()
+        tail = Coded(out.scales[whole * CHUNK // code.block :], out.codes[whole * CHUNK * code.bits // 8 :])
+        encode_levels(values[rest], state[rest], None if velocity is None else velocity[rest], code, False, tail)
 
 
 def decode_levels(coded: Coded, state: torch.Tensor, velocity: torch.Tensor | None, code: LevelCode, add: bool) -> None:

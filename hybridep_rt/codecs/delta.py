@@ -17,6 +17,7 @@ from hybridep_rt.codecs.coders import Coder
 from hybridep_rt.codecs.flat import Flat, check_elements, is_flat
 from hybridep_rt.codecs.frames import HEADER_BYTES, Header, Kind, check_size, expect, new_frame, octets, read_header
 from hybridep_rt.codecs.levels import TINY
+from hybridep_rt.codecs.update import Update
 from hybridep_rt.errors import CodecError
 from hybridep_rt.protocol.messages import Bytes
 
@@ -63,13 +64,22 @@ class Delta:
 
     def encode(self, values: torch.Tensor) -> Bytes:
         """A key frame the first time, then what changes the receivers' copies towards `values`."""
+        return self._encode(values, None)
+
+    def update_and_encode(self, values: torch.Tensor, update: Update) -> Bytes:
+        """See `Fusing`."""
+        return self._encode(values, update)
+
+    def _encode(self, values: torch.Tensor, update: Update | None) -> Bytes:
         flat = self._input.of(values)
         if self._copy is None:
+            if update is not None:
+                update.run()
             self._adopt(flat.clone())
             return self.key_frame()
         check_elements(len(flat), len(self._copy))
         self._number += 1
-        frame = self._coder.encode(flat, self._copy, self._velocity, self._number, feedback=False)
+        frame = self._coder.encode(flat, self._copy, self._velocity, self._number, False, update)
         frame[:HEADER_BYTES] = new_frame(self._coder.kind, self._coder.form, self._number, 0)
         return frame.data
 

@@ -16,6 +16,7 @@ import torch
 from hybridep_rt.codecs.buffers import as_bytes
 from hybridep_rt.codecs.codec import Codec, Codecs, cut_frames, make_codec
 from hybridep_rt.codecs.outgoing import Outgoing
+from hybridep_rt.codecs.update import Step, update_and_encode
 from hybridep_rt.errors import CodecError
 from hybridep_rt.moe.experts import Apply, weighted_sum
 from hybridep_rt.moe.streams import Streams, WeightStreams
@@ -72,6 +73,8 @@ class Holdings:
         self._weights = WeightStreams(codecs.weights, passing, len(shapes))
         self._outgoing = {e: [Outgoing(codecs.gradients, ahead.gradients) for _ in shapes] for e in tables.gateway_of}
         self._incoming = self._incoming_gradients(codecs.gradients)
+        others = {*chain.from_iterable(tables.weight_spread), *(e for e, to in tables.subscribers.items() if to)}
+        self._shared = others.intersection(tables.homes)
         self._copy_version = 0
         self._version = 0
         self._published: dict[int, dict[int, list[Bytes]]] = {}
@@ -95,14 +98,23 @@ class Holdings:
         """Euclidean norm of what error feedback still owes to the homes of this worker's copies."""
         return math.hypot(*(each.owed_norm() for each in chain.from_iterable(self._outgoing.values())))
 
-    def publish(self) -> None:
-        """Encode the weights of the experts homed here and send them to every DC that subscribes. Does not wait."""
+    def publish(self, step: Step | None = None) -> None:
+        """Encode the weights of the experts homed here and send them to every DC that subscribes. Does not wait.
+
+        `step`: of the optimizer, makes each expert's update, which is in the pass over memory that encodes it.
+        """
         self._version += 1
         published = self._published[self._version] = {}
         for expert in self._tables.homes:
+            updates = [None if step is None else step(parameter, None) for parameter in self._parameters[expert]]
+            if expert not in self._shared:
+                for update in filter(None, updates):
+                    update.run()
+                continue
             codecs = self._weights.of(expert, self._version)
             published[expert] = [
-                codec.encode(tensor) for codec, tensor in zip(codecs, self._parameters[expert], strict=True)
+                update_and_encode(codec, tensor, update)
+                for codec, tensor, update in zip(codecs, self._parameters[expert], updates, strict=True)
             ]
             for to in self._tables.subscribers[expert]:
                 self._wan.send(

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hybridep_rt.codecs.codec import Codecs, make_codec
+from hybridep_rt.codecs.update import Step
 from hybridep_rt.errors import ConfigError
 from hybridep_rt.moe.exchange import Exchange, ExchangeFunction, TokenCodecs
 from hybridep_rt.moe.experts import Tensors, expert_kind, expert_seed, initial_tensors
@@ -125,9 +126,9 @@ class MoELayer(nn.Module):
         if self._exchange is not None:
             self._exchange.codecs = self._token_codecs(codecs)
 
-    def publish(self) -> None:
-        """Send the weights homed here to every DC that holds copies."""
-        self._bound.publish()
+    def publish(self, step: Step | None = None) -> None:
+        """See `Holdings.publish`."""
+        self._bound.publish(step)
 
     def return_gradients(self, step: int) -> None:
         """See `Holdings.return_gradients`."""

@@ -14,6 +14,7 @@ from torch import nn
 
 from hybridep_rt.codecs.codec import Codecs
 from hybridep_rt.codecs.ladder import EXACT, Rung, parse_rung
+from hybridep_rt.codecs.update import Step
 from hybridep_rt.errors import ConfigError
 from hybridep_rt.metrics import Metrics
 from hybridep_rt.planner.economics import LayerShape
@@ -21,6 +22,7 @@ from hybridep_rt.planner.plan import LayerPlan, Layout, Plan
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.messages import Traffic
 from hybridep_rt.protocol.position import Phase
+from hybridep_rt.runtime.adamw import AdamW
 from hybridep_rt.runtime.agreement import agree, describe_model, digest
 from hybridep_rt.runtime.clock import Clock
 from hybridep_rt.runtime.collectives import Collectives
@@ -49,8 +51,8 @@ class HybridLayer(Protocol):
     def change_codecs(self, codecs: Codecs) -> None:
         """Use other codecs from the next `publish`, forward and gradient on."""
 
-    def publish(self) -> None:
-        """Send the homes' weights to the DCs that subscribe."""
+    def publish(self, step: Step | None = None) -> None:
+        """Send the homes' weights to the DCs that subscribe, each after its update where `step` has one."""
 
     def return_gradients(self, step: int) -> None:
         """Send the copies' gradients home, unless that has happened since the last `collect`."""
@@ -186,6 +188,8 @@ class Runtime:
         for parameter in self._dense:
             parameter.register_post_accumulate_grad_hook(self._queue_finish)
         optimizer.register_step_pre_hook(self._before_step)
+        if isinstance(optimizer, AdamW):
+            optimizer.publish_with(self._publish)
         optimizer.register_step_post_hook(self._after_step)
         self.publish()
         if self.rank == 0:
@@ -201,8 +205,7 @@ class Runtime:
 
         Every worker has to call it.
         """
-        for layer in self._layers:
-            layer.publish()
+        self._publish(None)
 
     def set_codec(self, text: str) -> None:
         """Another rung, such as "safe" or "default,gradients=2bit", from the next transfer on: see `parse_rung`.
@@ -371,9 +374,14 @@ class Runtime:
         """What is published at the end of this step has the codecs of the next."""
         self._use_codecs(self.rung.codecs_at(self.clock.step + 1))
 
-    def _after_step(self, *_: Any) -> None:
+    def _publish(self, step: Step | None) -> None:
+        for layer in self._layers:
+            layer.publish(step)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.clock.stepped()
-        self.publish()
+        if not isinstance(optimizer, AdamW):
+            self._publish(None)
 
 
 def _square(parameter: nn.Parameter) -> torch.Tensor:
