@@ -61,13 +61,14 @@ class FrameDecoder:
             self._start, self._end = 0, held
         return self._scratch[self._end :]
 
-    def received(self, nbytes: int) -> None:
-        """`nbytes` were put at the start of the last `buffer()`."""
+    def received(self, nbytes: int) -> bool:
+        """`nbytes` were put at the start of the last `buffer()`. True if they surely complete no event."""
         if self._direct:
             self._filled += nbytes
             self._missing -= nbytes
-        else:
-            self._end += nbytes
+            return self._missing > 0
+        self._end += nbytes
+        return False
 
     def feed(self, data: Bytes) -> list[Control | Arrived]:
         """All events of a whole byte string, for callers that have no buffer to fill."""

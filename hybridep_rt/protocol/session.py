@@ -154,7 +154,8 @@ class Session:
             sent = self._unacked[self._cursor]
             self.retransmitted_bytes += sent.frame.payload_bytes
         else:
-            planned = self.scheduler.next_frame() if self.ready() else None
+            full = self.unacked_bytes >= self._limits.unacked_bytes
+            planned = None if full and not self.scheduler.has_control else self.scheduler.next_frame()
             if planned is None:
                 return None
             sent = Sent(self._sequence, *planned)

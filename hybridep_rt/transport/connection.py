@@ -143,8 +143,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         now = time.monotonic()
         self.machine.bytes_received(now)
-        self._decoder.received(nbytes)
+        inside_frame = self._decoder.received(nbytes)
         due = now if self._downlink is None else self._downlink.receive(nbytes, now)
+        if inside_frame and due <= now:
+            return
         try:
             while not self._over and (event := self._decoder.next_event()) is not None:
                 self._take(event, due, now)
@@ -262,8 +264,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._pacer is not None:
             self._pump_paced(self._pacer)
         else:
-            while not self._full and self._ready():
-                self._write(self._next_buffers()[0])
+            while not self._full and (ready := self._next_buffers()) is not None:
+                self._write(ready[0])
         if self._finishing and not self._on_the_way and not self._ready():
             self._say_no_more()
 
@@ -286,7 +288,9 @@ class Connection(asyncio.BufferedProtocol):
             if may_start > now:
                 self._precise["pump"].set(may_start)
                 break
-            buffers, nbytes = self._next_buffers()
+            ready = self._next_buffers()
+            assert ready is not None
+            buffers, nbytes = ready
             self._on_the_way.append((pacer.start(nbytes, now), buffers))
             if len(self._on_the_way) == 1:
                 self._precise["release"].set(self._on_the_way[0][0])
@@ -302,12 +306,14 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self.pump()
 
-    def _next_buffers(self) -> tuple[list[bytes | memoryview], int]:
+    def _next_buffers(self) -> tuple[list[bytes | memoryview], int] | None:
+        """Those of the frame that goes next, and their bytes; None if none may go now."""
         if self._urgent:
             frame, sequence = self._urgent.popleft(), 0
+        elif self._link is not None and (numbered := self._link.next_frame()) is not None:
+            frame, sequence = numbered
         else:
-            assert self._link is not None
-            frame, sequence = self._link.next_frame()
+            return None
         head = encode_frame(frame, sequence)
         return [head, *frame.payload], HEADER_BYTES + len(frame.metadata) + frame.payload_bytes
 

@@ -192,10 +192,11 @@ class Link:
             self.finish()
         self._pump()
 
-    def next_frame(self) -> tuple[Frame, int]:
-        """The frame that goes next, with its number; there is one."""
+    def next_frame(self) -> tuple[Frame, int] | None:
+        """The frame that goes next, with its number; None if none may go now."""
         sent = self.session.next_frame()
-        assert sent is not None
+        if sent is None:
+            return None
         if sent.complete is not None and not self.session.resumable:
             self._owner.link_sent(self, sent.complete)
         return sent.frame, sent.sequence

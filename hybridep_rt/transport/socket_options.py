@@ -8,7 +8,7 @@ import socket
 
 from hybridep_rt.errors import ConfigError
 
-UNSENT_BYTES = 128 << 10
+UNSENT_BYTES = 512 << 10
 """Most bytes in the kernel that are not on the wire yet, and most bytes queued in the event loop before it pauses."""
 
 CONGESTION = "bbr"
