@@ -12,6 +12,9 @@ from typing import Any
 
 from topology.errors import TopologyError
 
+TCP_SHARE = 1448 / 1500
+"""Of the bytes of a link, those that TCP carries: a link's rate counts whole packets, of 1500 bytes each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Link:

@@ -68,6 +68,11 @@ def format_byte_rate(bytes_per_s: float) -> str:
     return f"{_scaled(bytes_per_s)}B/s"
 
 
+def format_flops(flops_per_s: float) -> str:
+    """Floating-point operations per second -> text."""
+    return f"{_scaled(flops_per_s)}FLOP/s"
+
+
 def format_size(size_bytes: float) -> str:
     """Bytes -> text, with a binary prefix where that is a whole number."""
     for prefix, size in reversed(_BINARY.items()):

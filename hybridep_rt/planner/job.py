@@ -22,19 +22,22 @@ class Compute:
     """How long a worker computes. Seconds that are not known are 0; a rate that is not known is infinite.
 
     `flops_per_s`: one rate for all workers, or one for each by global number. `pre_expert_flops_per_token`: of a layer,
-    forward, in front of its experts (beside `Workload.pre_expert_s`). `backward_factor`: backward kernels against
-    forward ones. `token_codec_s`, `weight_codec_s`, `gradient_codec_s`: to encode, or to decode, one element.
-    `exchange_s`: fixed cost of each batch that a DC computes (its own tokens, or a chunk of another DC's).
-    `dense_parameters`: of the whole model, whose gradients are summed over all DCs at `dense_bytes` each.
+    forward, in front of its experts; `pre_expert_s_per_token` likewise, and beside these `Workload.pre_expert_s`.
+    `backward_factor`: backward kernels against forward ones. `token_codec_s`, `weight_codec_s`, `gradient_codec_s`: to
+    encode, or to decode, one element. `exchange_s`: fixed cost of each batch that a DC computes (its own tokens, or a
+    chunk of another DC's). `inside_bytes_per_s`: of a worker in an exchange inside its DC; infinite: what the topology
+    says. `dense_parameters`: of the whole model, whose gradients are summed over all DCs at `dense_bytes` each.
     """
 
     flops_per_s: float | tuple[float, ...] = inf
     pre_expert_flops_per_token: float = 0.0
+    pre_expert_s_per_token: float = 0.0
     backward_factor: float = 2.0
     token_codec_s: float = 0.0
     weight_codec_s: float = 0.0
     gradient_codec_s: float = 0.0
     exchange_s: float = 0.0
+    inside_bytes_per_s: float = inf
     dense_parameters: float = 0.0
     dense_bytes: float = 4.0
     optimizer_s: float = 0.0
@@ -45,7 +48,8 @@ class Compute:
             raise PlanError(f"compute rates must be above 0 FLOP/s, not {self.flops_per_s}")
         for name in self.__slots__:
             value = getattr(self, name)
-            if isinstance(value, float) and name != "flops_per_s" and not 0 <= value < inf:
+            bounded = name not in ("flops_per_s", "inside_bytes_per_s")
+            if isinstance(value, float) and bounded and not 0 <= value < inf:
                 raise PlanError(f"{name} must be a number from 0, not {value}")
 
     def rates(self, layout: Layout) -> Array:
@@ -112,7 +116,12 @@ class Job:
 
     @property
     def inside_rate(self) -> tuple[float, float]:
-        """Bytes/s and one-way delay of the slowest link inside a DC; (inf, 0) where these are not known."""
+        """Bytes/s and one-way delay of the slowest link inside a DC; (inf, 0) where these are not known.
+
+        A measured rate goes with `Compute.exchange_s`, which has the delay in it.
+        """
+        if self.compute.inside_bytes_per_s < inf:
+            return self.compute.inside_bytes_per_s, 0.0
         levels = self.topology.levels
         if levels is None or len(levels) < 2:
             return inf, 0.0
@@ -124,5 +133,6 @@ class Job:
         """[D] forward seconds in front of the experts of a layer, per micro-batch, at a DC's slowest worker."""
         each = self.work.tokens_per_worker_per_step / self.work.micro_batches
         slowest = self.rates.min(axis=1)
-        seconds: Array = self.work.pre_expert_s + each * self.compute.pre_expert_flops_per_token / slowest
+        known_s = self.work.pre_expert_s + each * self.compute.pre_expert_s_per_token
+        seconds: Array = known_s + each * self.compute.pre_expert_flops_per_token / slowest
         return seconds

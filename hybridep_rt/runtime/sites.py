@@ -38,9 +38,7 @@ from hybridep_rt.transport.link import Link, Owner
 from hybridep_rt.transport.socket_options import check_congestion
 from hybridep_rt.transport.tls import Tls
 from topology import Topology
-
-TCP_SHARE = 1448 / 1500
-"""Of the bytes of an emulated link, those that TCP carries: its rate counts whole packets, of 1500 bytes each."""
+from topology.model import TCP_SHARE
 
 OTHER_SIDE_FIRST_S = 2.0
 """The side that is not preferred dials so much later."""
