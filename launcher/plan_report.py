@@ -15,6 +15,7 @@ from rich.table import Table
 from hybridep_rt.errors import ConfigError, PlanError
 from hybridep_rt.planner import routing as routings
 from hybridep_rt.planner.auto import size_name
+from hybridep_rt.planner.choice import layer_plans
 from hybridep_rt.planner.economics import Workload
 from hybridep_rt.planner.explain import SWITCH_DCS_MOST, Switch, reason, switches, why_lost
 from hybridep_rt.planner.job import Compute, Job
@@ -24,7 +25,6 @@ from hybridep_rt.planner.plan_file import from_file, to_file
 from hybridep_rt.planner.plan_spec import Maker, make_layer, parse_plan_spec
 from hybridep_rt.planner.predict import Predictor
 from hybridep_rt.planner.search import Found, Option, search
-from hybridep_rt.planner.site_plan import to_layer
 from hybridep_rt.planner.timeline import Timeline, timeline
 from hybridep_rt.planner.workload_file import ModelFile, load_model
 from topology.model import Topology
@@ -146,13 +146,9 @@ def _asked(predictor: Predictor, text: str) -> Option:
 def _layers(answer: Answer) -> tuple[LayerPlan, ...]:
     """The executor's tables of the plan."""
     option, job = answer.option, answer.job
-    if option.canonical:
-        made = {id(layer): to_layer(layer, job.layout) for layer in option.layers}
-        return tuple(made[id(layer)] for layer in option.layers)
-    spec = parse_plan_spec(option.name)
-    if spec.maker is Maker.FILE:
-        return from_file(spec.path, job.layout).layers
-    return tuple(make_layer(spec, job.layout, shape.num_experts, job.topology.scaling) for shape in job.work.layers)
+    if not option.canonical and parse_plan_spec(option.name).maker is Maker.FILE:
+        return from_file(option.name, job.layout).layers
+    return layer_plans(option, job)
 
 
 def _reason(answer: Answer) -> str:

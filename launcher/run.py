@@ -14,6 +14,7 @@ import click
 
 from hybridep_rt.codecs.ladder import parse_rung
 from hybridep_rt.errors import ConfigError
+from hybridep_rt.planner.calibration_file import load_calibration
 from hybridep_rt.planner.plan_spec import Maker, parse_plan_spec
 from hybridep_rt.runtime.environment import TOKEN_VARIABLE, Settings, parse_flops, parse_timeouts, parse_token
 from launcher.command import Machine, UserCommand, mpirun_command, parse_user_command, ranks, started_dcs
@@ -37,6 +38,7 @@ _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "HYBRI
 @click.option("--codec", "codecs", multiple=True, metavar="CODEC", help="A rung, such as default, KIND=CODEC or both.")
 @click.option("--chunks", type=click.IntRange(min=1), help="Chunks that remote tokens are cut into.")
 @click.option("--emulate-compute", metavar="RATE", help="Such as '50 TFLOP/s': kernels are replaced by waits.")
+@click.option("--calibration", metavar="FILE", help="What hybridep calibrate measured, for --plan auto.")
 @click.option("--timeout", "timeouts", multiple=True, metavar="NAME=TIME", help="Such as operation=60s. Repeatable.")
 @click.option("--site", metavar="DC", help="Start this DC only; one such command per site makes the job.")
 @click.option("--token-file", metavar="FILE", help=f"Holds the run token, instead of {TOKEN_VARIABLE}.")
@@ -50,6 +52,7 @@ def run(
     codecs: tuple[str, ...],
     chunks: int | None,
     emulate_compute: str | None,
+    calibration: str | None,
     timeouts: tuple[str, ...],
     site: str | None,
     token_file: str | None,
@@ -72,6 +75,7 @@ def run(
         emulate_compute_flops_per_s=None
         if emulate_compute is None
         else parse_flops(emulate_compute, "--emulate-compute"),
+        calibration=_check_calibration(calibration, topology),
         timeouts=parse_timeouts(timeouts, "--timeout"),
         epoch=epoch,
     )
@@ -134,6 +138,13 @@ def _check_plan(text: str, topology: Topology) -> str:
     if not os.path.isfile(spec.path):
         raise ConfigError(f"--plan: {spec.path}: no such file")
     return os.path.abspath(spec.path)
+
+
+def _check_calibration(path: str | None, topology: Topology) -> str:
+    if path is None:
+        return ""
+    load_calibration(path).check(topology)
+    return os.path.abspath(path)
 
 
 def _check_codecs(items: tuple[str, ...], topology: Topology) -> str:

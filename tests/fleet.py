@@ -11,7 +11,7 @@ from hybridep_rt.codecs.ladder import Rung
 from hybridep_rt.errors import HybridEPError, PeerLost
 from hybridep_rt.planner.plan import Plan
 from hybridep_rt.protocol.address import Address
-from hybridep_rt.runtime.planning import FixedPlan
+from hybridep_rt.runtime.planning import FixedPlan, PlanSource
 from hybridep_rt.runtime.session import Runtime
 from hybridep_rt.transport.memory import MemorySite, MemoryWan
 
@@ -24,11 +24,13 @@ def run_fleet(
     chunks: int = 1,
     codecs: Codecs | None = None,
     rung: Rung | None = None,
+    plans: PlanSource | None = None,
     operation_s: float = 20.0,
 ) -> list[Any]:
     """`work(runtime)` at every worker at once; results by global number. The first worker's error is raised.
 
     `rung` says more than `codecs`: also when they set in.
+    `plans`: where the plan comes from instead; `plan` gives the layout.
     """
     layout = plan.layout
     dc_names = tuple("abcdefgh"[: layout.dcs])
@@ -46,7 +48,7 @@ def run_fleet(
                 dc_names=dc_names,
                 make_site=lambda: sites[address.dc].member(address.worker),
                 wan=wan.port(address),
-                plans=FixedPlan(plan),
+                plans=plans or FixedPlan(plan),
                 rung=rung or Rung("exact", codecs or Codecs(), 0),
                 chunks=chunks,
                 metrics=wan.metrics[address],

@@ -8,6 +8,7 @@
 | HYBRIDEP_CODECS      | a rung, KIND=CODEC or both, such as default,gradients=2bit; default: as the topology says |
 | HYBRIDEP_CHUNKS      | into how many chunks a worker's remote tokens are cut; default: the runtime's choice |
 | HYBRIDEP_EMULATE_COMPUTE | such as 50 TFLOP/s: kernels become waits; default: as the topology says |
+| HYBRIDEP_CALIBRATION | path of what `hybridep calibrate` wrote, for plan auto; default: none |
 | HYBRIDEP_TIMEOUTS    | comma-separated NAME=DURATION, such as operation=60s,rendezvous=2m; names as in `Timeouts` |
 | HYBRIDEP_TLS_FOLDER  | folder with DC.pem, DC.key and ca.pem for links between DCs; default: as the topology says |
 | HYBRIDEP_CONGESTION  | TCP congestion control between DCs, such as cubic; default: as the topology says, else bbr |
@@ -44,6 +45,7 @@ class Settings:
     codecs: str = ""
     chunks: int | None = None
     emulate_compute_flops_per_s: float | None = None
+    calibration: str = ""
     timeouts: Timeouts = field(default_factory=Timeouts)
     tls_folder: str = ""
     congestion: str = ""
@@ -63,6 +65,7 @@ class Settings:
             "HYBRIDEP_CODECS": self.codecs,
             "HYBRIDEP_CHUNKS": "" if self.chunks is None else str(self.chunks),
             "HYBRIDEP_EMULATE_COMPUTE": _flops(self.emulate_compute_flops_per_s),
+            "HYBRIDEP_CALIBRATION": self.calibration,
             "HYBRIDEP_TIMEOUTS": format_timeouts(self.timeouts),
             "HYBRIDEP_TLS_FOLDER": self.tls_folder,
             "HYBRIDEP_CONGESTION": self.congestion,
@@ -88,6 +91,7 @@ class Environment:
     codecs: str = ""
     chunks: int | None = None
     emulate_compute_flops_per_s: float | None = None
+    calibration: str = ""
     timeouts: Timeouts = field(default_factory=Timeouts)
     tls_folder: str = ""
     congestion: str = ""
@@ -178,6 +182,7 @@ def _job_wide(variables: Mapping[str, str]) -> dict[str, Any]:
         "codecs": variables.get("HYBRIDEP_CODECS", ""),
         "chunks": _whole_number("HYBRIDEP_CHUNKS", chunks, 1) if chunks else None,
         "emulate_compute_flops_per_s": parse_flops(emulated, "HYBRIDEP_EMULATE_COMPUTE") if emulated else None,
+        "calibration": variables.get("HYBRIDEP_CALIBRATION", ""),
         "timeouts": parse_timeouts(timeouts, "HYBRIDEP_TIMEOUTS"),
         "tls_folder": variables.get("HYBRIDEP_TLS_FOLDER", ""),
         "congestion": variables.get("HYBRIDEP_CONGESTION", ""),

@@ -30,6 +30,7 @@ from hybridep_rt.runtime.emulated import EmulatedCompute
 from hybridep_rt.runtime.gradients import DenseGradients, all_finite
 from hybridep_rt.runtime.mailbox import Mailbox
 from hybridep_rt.runtime.planning import Load, PlanSource
+from hybridep_rt.runtime.proposal import shared_plan
 from hybridep_rt.transport.ports import SiteGroup, WanPort
 
 _LOG = logging.getLogger("hybridep_rt")
@@ -169,10 +170,13 @@ class Runtime:
         self._takes_moments = getattr(optimizer, "takes_second_moments", False)
         self.rung = self._fitting(self.rung)
         self._codecs_in_use = self.codecs
-        self.plan = self.plans.plan(shapes, Load(tokens_per_step, micro_batches, dtype, self.rung.codecs))
         experts = {id(p) for layer in self._layers for p in layer.expert_parameters()}
         self._dense = [p for p in model.parameters() if id(p) not in experts and p.requires_grad]
         self._dense_gradients = DenseGradients(self._dense, self.codecs.dense)
+        dense = sum(p.numel() for p in self._dense)
+        load = Load(tokens_per_step, micro_batches, dtype, self.rung.codecs, self._device, dense)
+        at = self.clock.collective(Phase.ATTACH)
+        self.plan, terms = shared_plan(self.plans, shapes, load, self.address, self.layout, self.wan, at)
         facts = {
             "topology": self.topology_digest,
             "model": describe_model(model, experts, shapes),
@@ -193,7 +197,7 @@ class Runtime:
         optimizer.register_step_post_hook(self._after_step)
         self.publish()
         if self.rank == 0:
-            _LOG.info("plan: %s", "\n".join((self.plan.reason, *self.plan.terms)))
+            _LOG.info("plan: %s", "\n".join((self.plan.reason, *terms)))
             if self.emulated is not None:
                 _LOG.info(
                     "compute is emulated at %g FLOP/s: times are those of such a machine", self.emulated.flops_per_s

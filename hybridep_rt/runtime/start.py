@@ -9,6 +9,7 @@ from hybridep_rt.codecs.ladder import Rung, parse_rung
 from hybridep_rt.config import Limits
 from hybridep_rt.errors import ConfigError
 from hybridep_rt.metrics import Metrics
+from hybridep_rt.planner.calibration_file import load_calibration
 from hybridep_rt.planner.plan import Layout
 from hybridep_rt.planner.plan_spec import parse_plan_spec
 from hybridep_rt.protocol.address import Address
@@ -71,7 +72,15 @@ def _join(environment: Environment, codec: str) -> Runtime:
     metrics = Metrics()
     digest = topology.digest()
     job = Job(topology.cluster, digest, environment.epoch, environment.run_token)
-    plans = TopologyPlan(parse_plan_spec(environment.plan), topology, chunks, environment.epoch)
+    emulated = _emulated(environment, topology)
+    plans = TopologyPlan(
+        parse_plan_spec(environment.plan),
+        topology,
+        chunks,
+        environment.epoch,
+        None if emulated is None else emulated.flops_per_s,
+        load_calibration(environment.calibration) if environment.calibration else None,
+    )
     link = WorkerLink.connect(
         environment.endpoint, address, job, topology.dc_names, environment.timeouts, Limits(), metrics
     )
@@ -98,7 +107,7 @@ def _join(environment: Environment, codec: str) -> Runtime:
         rung=rung,
         chunks=chunks,
         metrics=metrics,
-        emulated=_emulated(environment, topology),
+        emulated=emulated,
     )
 
 
