@@ -84,6 +84,15 @@ class Feedback:
         """At a receiver: the sender's mean squared gradient, flat; None without the channel or before all is known."""
         return None if self._moment is None else self._moment.average
 
+    @property
+    def knows_moment(self) -> bool:
+        """At a receiver: whether `second_moment` says all; also where the sender never had a gradient."""
+        return self._moment is not None and not self._moment.is_partial
+
+    def new_moment(self) -> SecondMoment | None:
+        """One that has seen nothing, for gradients that don't need to be sent; None without the channel."""
+        return None if self._moment is None else self._moment.fresh()
+
     def flush(self) -> torch.Tensor | None:
         """What is still owed, flat, to be sent exactly; nothing is owed afterwards. None before the first gradient."""
         owed, self._owed = self._owed, None

@@ -64,6 +64,19 @@ class SecondMoment:
         """At the receiver: the sender's mean squared gradient, flat; None until every part has arrived once."""
         return self._average if self._seen >= self._period else None
 
+    def unbiased(self) -> torch.Tensor | None:
+        """At a sender: what `encode` takes parts of. A new tensor; None before the first gradient."""
+        return None if self._average is None else self._average / (1 - self._beta**self._seen)
+
+    @property
+    def is_partial(self) -> bool:
+        """At the receiver: whether some parts have arrived, and not all."""
+        return 0 < self._seen < self._period
+
+    def fresh(self) -> SecondMoment:
+        """Another of the same settings that has seen nothing."""
+        return SecondMoment(self._period, self._code.block, self._beta)
+
     def state(self) -> dict[str, torch.Tensor]:
         """For a checkpoint. Empty before the first gradient."""
         return {} if self._average is None else {"average": self._average, "seen": torch.tensor(self._seen)}

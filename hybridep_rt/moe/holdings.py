@@ -15,10 +15,12 @@ import torch
 
 from hybridep_rt.codecs.buffers import as_bytes
 from hybridep_rt.codecs.codec import Codec, Codecs, cut_frames, make_codec
+from hybridep_rt.codecs.feedback import Feedback
 from hybridep_rt.codecs.outgoing import Outgoing
-from hybridep_rt.codecs.update import Step, update_and_encode
+from hybridep_rt.codecs.update import Step, Update, update_and_encode
 from hybridep_rt.errors import CodecError
 from hybridep_rt.moe.experts import Apply, weighted_sum
+from hybridep_rt.moe.moments import HomeMoment
 from hybridep_rt.moe.streams import Streams, WeightStreams
 from hybridep_rt.moe.tables import LayerTables
 from hybridep_rt.protocol.address import Address
@@ -106,7 +108,7 @@ class Holdings:
         self._version += 1
         published = self._published[self._version] = {}
         for expert in self._tables.homes:
-            updates = [None if step is None else step(parameter, None) for parameter in self._parameters[expert]]
+            updates = [self._update(step, expert, number) for number in range(len(self._shapes))]
             if expert not in self._shared:
                 for update in filter(None, updates):
                     update.run()
@@ -190,9 +192,13 @@ class Holdings:
                     part = self._receive_gradient(expert, at._replace(chunk=expert), source)
                 if part is not None:
                     parts.append(part)
+            own = self._site_sums.get(expert)
             for number, parameter in enumerate(self._parameters[expert]):
                 if not parameter.requires_grad:
                     continue
+                moment = self._moments.get((expert, number))
+                if moment is not None and own is not None:
+                    moment.observe(own[number])
                 # The terms are this worker's own to overwrite: what its leaves collected, or what was just received.
                 total = parts[0][number] if parts else torch.zeros_like(parameter)
                 for part in parts[1:]:
@@ -200,7 +206,16 @@ class Holdings:
                 if divisor > 1:
                     total.div_(divisor)
                 parameter.grad = total if parameter.grad is None else parameter.grad.add_(total)
+                if moment is not None:
+                    streams = [self._incoming[expert, source][number] for source in self._tables.subscribers[expert]]
+                    moment.add_up(streams, divisor, parameter.grad)
         self._site_sums = {}
+
+    def _update(self, step: Step | None, expert: int, number: int) -> Update | None:
+        if step is None:
+            return None
+        parameter, moment = self._parameters[expert][number], self._moments.get((expert, number))
+        return step(parameter, None if moment is None else moment.of(parameter.grad))
 
     def _home_leaf(self, parameter: torch.nn.Parameter, old: torch.Tensor) -> torch.Tensor:
         """A leaf over the parameter's memory, whose `.grad` collects what is not summed over all DCs yet."""
@@ -311,10 +326,17 @@ class Holdings:
     def _incoming_gradients(self, spec: str) -> dict[tuple[int, Address], Streams]:
         """Codecs of what each subscribing DC returns, for the experts homed here."""
         self._gradient_spec = spec
-        subscribers = self._tables.subscribers.items()
-        return {
-            (e, source): [make_codec(spec) for _ in self._shapes] for e, sources in subscribers for source in sources
+        self._moments = {
+            (expert, number): HomeMoment(moment)
+            for expert, sources in self._tables.subscribers.items()
+            for number, codec in enumerate(self._made(spec))
+            if sources and isinstance(codec, Feedback) and (moment := codec.new_moment()) is not None
         }
+        subscribers = self._tables.subscribers.items()
+        return {(e, source): self._made(spec) for e, sources in subscribers for source in sources}
+
+    def _made(self, spec: str) -> Streams:
+        return [make_codec(spec) for _ in self._shapes]
 
     def _weights_at(self, version: int, expert: int) -> Position:
         return Position(version, 0, self._layer, Phase.EXPERTS, expert)

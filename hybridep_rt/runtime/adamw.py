@@ -27,6 +27,8 @@ class AdamW(torch.optim.AdamW):
     Raises ConfigError at the first step for a loaded state that asks for amsgrad or maximize.
     """
 
+    takes_second_moments = True
+
     def __init__(
         self,
         params: Any,
