@@ -32,7 +32,7 @@ class LinkStatus:
     """How one link is, and totals since its start. Payload bytes; `queued_bytes` is by the name of the class."""
 
     is_up: bool
-    connections: int
+    reconnects: int
     rtt_s: float | None
     sent_bytes: int
     received_bytes: int

@@ -111,7 +111,7 @@ def _cells(link: LinkStatus) -> tuple[str, ...]:
         f"{_size(link.received_bytes_per_s)}/s",
         "–" if link.rtt_s is None else format_time(link.rtt_s),
         _size(link.retransmitted_bytes),
-        str(max(0, link.connections - 1)),
+        str(link.reconnects),
         _size(link.unacked_bytes),
         ", ".join(f"{name} {_size(nbytes)}" for name, nbytes in link.queued_bytes.items() if nbytes) or "–",
         _share(link.window_bytes - link.peer_holds_bytes, link.window_bytes),

@@ -184,7 +184,7 @@ def test_a_running_coordinator_says_how_its_links_are(tmp_path: Path) -> None:
         assert status.who == 'coordinator of DC "a"'
         link = status.links['coordinator of DC "b"']
         assert link.is_up
-        assert link.connections == 2
+        assert link.reconnects == 1
         assert link.rtt_s is None or 0 <= link.rtt_s < 5
         assert link.sent_bytes > 100_000
         assert link.received_bytes > 100_000

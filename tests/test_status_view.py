@@ -22,7 +22,7 @@ from launcher.status_view import ask_all, status_sockets, view
 
 LINK = LinkStatus(
     is_up=True,
-    connections=3,
+    reconnects=2,
     rtt_s=0.0412,
     sent_bytes=5_000_000_000,
     received_bytes=1_000,
@@ -96,7 +96,7 @@ def test_a_link_in_one_line() -> None:
 
 
 def test_a_link_that_is_down_says_why() -> None:
-    down = replace(LINK, is_up=False, rtt_s=None, queued_bytes={}, connections=0, window_bytes=0)
+    down = replace(LINK, is_up=False, rtt_s=None, queued_bytes={}, window_bytes=0)
     shown = "\n".join(text(replace(STATUS, links={"worker [red]0[/red]": down})))
     assert "○ worker [red]0[/red]" in shown
     assert "its connection ended" in shown

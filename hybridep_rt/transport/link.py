@@ -152,7 +152,7 @@ class Link:
         sent_bytes_per_s, received_bytes_per_s = self._rates.measure(*totals)
         return LinkStatus(
             is_up=self.connection is not None,
-            connections=session.connections,
+            reconnects=max(0, session.connections - 1),
             rtt_s=None if self.connection is None else self.connection.machine.rtt_s,
             sent_bytes=session.sent_bytes,
             received_bytes=session.assembly.received_bytes,
