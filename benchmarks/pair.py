@@ -36,11 +36,12 @@ _SPAWN = multiprocessing.get_context("spawn")
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 Work = Callable[[WorkerLink, Connection], None]
+Where = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A running pair. `here` and `there` talk to what the two workers run; `pids`: all four processes."""
+    """A running pair. `here` and `there` talk to what the two workers run; `pids`: both coordinators, both workers."""
 
     here: Connection
     there: Connection
@@ -54,15 +55,22 @@ def two_sites(link: Link, *, emulate: bool = False) -> Topology:
 
 
 @contextlib.contextmanager
-def running(topology: Topology, here: Work, there: Work, certificates: str | None = None) -> Iterator[Pair]:
+def running(
+    topology: Topology,
+    here: Work,
+    there: Work,
+    certificates: str | None = None,
+    between: Callable[[Where], Where] = lambda where: where,
+) -> Iterator[Pair]:
     """The pair lives inside the block. Each worker's function ends when it is told None.
 
-    `certificates`: the folder of `write_certificates`, for TLS between the coordinators.
+    `certificates`: the folder of `write_certificates`, for TLS between the coordinators. `between`: where the second
+    coordinator reaches the first, whose address it is given.
     """
     token = secrets.token_bytes(32)
     with tempfile.TemporaryDirectory(prefix="pair-") as folder, processes() as start:
         first, first_pid = start(_coordinate, topology, token, folder, certificates, 0, {})
-        _, second_pid = start(_coordinate, topology, token, folder, certificates, 1, {0: ask(first)})
+        _, second_pid = start(_coordinate, topology, token, folder, certificates, 1, {0: between(ask(first))})
         ends = [start(_work, topology, token, folder, dc, work) for dc, work in ((0, here), (1, there))]
         for connection, _ in ends:
             ask(connection)
