@@ -1,4 +1,4 @@
-"""Two million messages and 20 GB through two coordinators whose link is cut again and again: their memory stays flat."""
+"""Two million messages and 20 GB over a link that is cut again and again: the coordinators' memory stays flat."""
 
 from __future__ import annotations
 
