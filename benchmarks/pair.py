@@ -10,10 +10,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 from hybridep_rt.config import Limits, Timeouts
@@ -26,7 +24,6 @@ from hybridep_rt.runtime.coordinator import CoordinatorConfig, run_coordinator
 from hybridep_rt.transport.listeners import open_listeners
 from hybridep_rt.transport.tls import Tls
 from hybridep_rt.transport.worker_link import WorkerLink
-from launcher.authority import issue, new_authority
 from topology import Datacenter, Host, Link, LinkTable, Topology
 
 HERE, THERE = Address(0, 0), Address(1, 0)
@@ -64,8 +61,8 @@ def running(
 ) -> Iterator[Pair]:
     """The pair lives inside the block. Each worker's function ends when it is told None.
 
-    `certificates`: the folder of `write_certificates`, for TLS between the coordinators. `between`: where the second
-    coordinator reaches the first, whose address it is given.
+    `certificates`: a folder of `launcher.certs.write_certificates`, for TLS between the coordinators. `between`: where
+    the second coordinator reaches the first, whose address it is given.
     """
     token = secrets.token_bytes(32)
     with tempfile.TemporaryDirectory(prefix="pair-") as folder, processes() as start:
@@ -124,19 +121,6 @@ def cpu_s(pids: tuple[int, ...]) -> float:
             fields = file.read().rpartition(")")[2].split()
         total += int(fields[11]) + int(fields[12])
     return total / _CLOCK_TICKS
-
-
-def write_certificates(folder: str, topology: Topology) -> None:
-    """An authority's and each DC's, valid for a day, into a folder that only the owner can enter."""
-    now, valid = datetime.now(UTC), timedelta(days=1)
-    authority = new_authority(None, now, valid)
-    Path(folder, "ca.pem").write_bytes(authority.certificate)
-    for dc in topology.datacenters:
-        made = issue(authority, topology.cluster, dc, now, valid)
-        Path(folder, f"{dc.name}.pem").write_bytes(made.certificate)
-        key = Path(folder, f"{dc.name}.key")
-        key.touch(0o600)
-        key.write_bytes(made.key)
 
 
 def _coordinate(

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from benchmarks.intervals import Interval, interleave, median_interval, ratio_in
 from benchmarks.report import report, write_report
 from hybridep_rt.protocol.messages import Traffic
 from hybridep_rt.transport.worker_link import WorkerLink
+from launcher.certs import write_certificates
 from topology import Link
 
 AIM = 0.8
@@ -85,7 +87,7 @@ def measure(loads: Sequence[Load], rounds: int, tls: bool, console: Console) -> 
     """Every load over both chains in turns."""
     topology = pair.two_sites(_LINK)
     with tempfile.TemporaryDirectory(prefix="certificates-") as folder:
-        pair.write_certificates(folder, topology)
+        write_certificates(Path(folder), topology, timedelta(days=1))
         used = folder if tls else None
         with chain.running(used) as bare, pair.running(topology, send_loads, receive_loads, used) as ours:
             ways = {BARE: (bare.sender, bare.receiver, bare.pids), RUNTIME: (ours.here, ours.there, ours.pids)}

@@ -102,6 +102,19 @@ def show_command(folder: Path, as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
+def write_certificates(folder: Path, topology: Topology, valid: timedelta) -> None:
+    """A certificate and key for every DC into a new `folder`, by an authority whose key nobody keeps: for one job.
+
+    Raises ConfigError.
+    """
+    dcs, now = _chosen(topology, ()), datetime.now(UTC)
+    _make_private(folder)
+    authority = new_authority(topology.cluster, now, valid)
+    _write(folder / f"{AUTHORITY}.pem", authority.certificate, False)
+    for dc in dcs:
+        _write_pair(folder, dc.name, issue(authority, topology.cluster, dc, now, valid), False)
+
+
 def inspect(folder: Path, now: datetime) -> list[Shown]:
     """Every certificate of a folder, the authority first. Raises ConfigError where there is none or one is broken."""
     try:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from math import inf
+from pathlib import Path
 
 import pytest
 
+from launcher.certs import inspect
 from launcher.testbed.derive import access_of, shapes_of, text_inside
+from launcher.testbed.inside import write_topology
 from launcher.testbed.names import Owner, address_of, owner_of, started_in
 from launcher.testbed.report import json_of, table_of
 from launcher.testbed.shaping import Access, Shape
 from launcher.testbed.verdict import Measured, expect, judge
-from topology import Topology, TopologyError, parse
+from topology import Topology, TopologyError, load, parse
 from topology.presets import preset, preset_names
 
 UNEVEN = """
@@ -37,7 +41,8 @@ hosts: {a: [10.0.0.1, 10.0.0.2]}
 
 
 def inside(text: str, *, one_mpirun: bool = False) -> Topology:
-    return parse(text_inside(text, parse(text).dc_names, one_mpirun=one_mpirun))
+    layout = parse(text)
+    return parse(text_inside(text, layout.dc_names, insecure=layout.insecure, one_mpirun=one_mpirun))
 
 
 def test_every_ordered_pair_has_its_shape() -> None:
@@ -51,7 +56,7 @@ def test_an_uneven_topology_keeps_its_meaning_inside() -> None:
     assert (there.links, there.workers_per_dc, access_of(there)) == (here.links, here.workers_per_dc, access_of(here))
     assert [dc.wan for dc in there.datacenters] == [("198.18.0.1", 7000), ("198.18.0.2", 7000)]
     assert {host.address for dc in there.datacenters for host in dc.hosts} == {None}
-    assert (there.emulate, there.insecure) == (False, True)
+    assert (there.emulate, there.insecure, there.tls_folder) == (False, False, "certs")
 
 
 def test_a_symmetric_topology_keeps_its_levels_inside() -> None:
@@ -61,8 +66,22 @@ def test_a_symmetric_topology_keeps_its_levels_inside() -> None:
     assert {host.address for dc in there.datacenters for host in dc.hosts} == {None}
 
 
-def test_a_topology_that_meets_under_tls_stays_with_it() -> None:
-    assert not inside(LEVELS).insecure
+@pytest.mark.parametrize("text", [UNEVEN, LEVELS])
+def test_links_are_under_tls_unless_the_topology_is_insecure(tmp_path: Path, text: str) -> None:
+    source = tmp_path / "site.yaml"
+    for more, insecure in (("tls: {folder: mine}", False), ("insecure: true", True)):
+        source.write_text(f"{text}\n{more}\n")
+        place = tmp_path / f"{insecure}"
+        place.mkdir()
+        there = load(str(write_topology(load(str(source)), place)))
+        assert (there.insecure, there.tls_folder) == (insecure, None if insecure else "certs")
+        if insecure:
+            assert [path.name for path in place.iterdir()] == ["topology.yaml"]
+            continue
+        shown = inspect(place / "certs", datetime.now(UTC))
+        assert [each.file for each in shown] == ["ca", *sorted(there.dc_names)]
+        assert not any(each.findings for each in shown)
+        assert not (place / "certs" / "ca.key").exists()
 
 
 @pytest.mark.parametrize("text", [UNEVEN, LEVELS])

@@ -13,6 +13,7 @@ from topology.model import Link
 
 # The namespaces are new: every port is free in them.
 WAN_PORT = 7000
+CERTIFICATES = "certs"
 DATACENTERS_MAX = 64
 
 
@@ -34,20 +35,19 @@ def access_of(topology: Topology) -> list[Access]:
     return [Access(dc.uplink_bytes_per_s or inf, dc.downlink_bytes_per_s or inf) for dc in topology.datacenters]
 
 
-def text_inside(text: str, names: tuple[str, ...], *, one_mpirun: bool = False) -> str:
+def text_inside(text: str, names: tuple[str, ...], *, insecure: bool, one_mpirun: bool = False) -> str:
     """The YAML text of a checked topology file -> the text for the sites inside the testbed.
 
     There the coordinators meet at the testbed's addresses, and nothing is emulated again. Every host is this machine;
     with `one_mpirun`, which has to reach all of them, it is its DC's address.
-    There are no certificates for these addresses: a topology that emulates, or has no WAN addresses, goes without TLS.
+    The links are under TLS, with what is in `CERTIFICATES` beside the file, unless the topology says `insecure`.
     """
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     assert isinstance(root, yaml.MappingNode)
     hosts = {name: address_of(index) for index, name in enumerate(names)}
     addresses = {name: f"{host}:{WAN_PORT}" for name, host in hosts.items()}
-    plaintext = _flag(root, "emulate") or not _has_wan(root)
     sites = _value(root, "datacenters")
-    for key in ("emulate", "hosts", "wan", "listen"):
+    for key in ("emulate", "hosts", "wan", "listen", "tls"):
         _remove(root, key)
     if sites is None:
         root.value.append((_scalar("wan"), _strings(addresses)))
@@ -58,9 +58,8 @@ def text_inside(text: str, names: tuple[str, ...], *, one_mpirun: bool = False) 
             _move_inside(site, addresses[name.value])
             if one_mpirun:
                 _give_address(site, name.value, hosts[name.value])
-    if plaintext:
-        _remove(root, "insecure")
-        root.value.append((_scalar("insecure"), yaml.ScalarNode("tag:yaml.org,2002:bool", "true")))
+    if not insecure:
+        root.value.append((_scalar("tls"), _strings({"folder": CERTIFICATES})))
     return str(yaml.serialize(root, Dumper=yaml.SafeDumper))
 
 
@@ -91,18 +90,6 @@ def _taken(mapping: yaml.MappingNode, key: str) -> yaml.MappingNode:
     entries = [(name, value) for name, value in mapping.value if name.value == key]
     _remove(mapping, key)
     return yaml.MappingNode("tag:yaml.org,2002:map", entries)
-
-
-def _has_wan(root: yaml.MappingNode) -> bool:
-    sites = _value(root, "datacenters")
-    if sites is None:
-        return _value(root, "wan") is not None
-    return any(_value(site, "wan") is not None for _, site in sites.value)
-
-
-def _flag(root: yaml.MappingNode, key: str) -> bool:
-    node = _value(root, key)
-    return node is not None and str(node.value).lower() in ("true", "yes", "on")
 
 
 def _value(mapping: yaml.MappingNode, key: str) -> yaml.Node | None:
