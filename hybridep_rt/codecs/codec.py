@@ -127,7 +127,7 @@ def _topk(chosen: dict[str, float], width: int) -> Codec:
 def _residual(chosen: dict[str, float], width: int) -> Codec:
     from hybridep_rt.codecs.shared import SharedResidual
 
-    return SharedResidual("sr", chosen["keep"])
+    return SharedResidual(chosen["keep"])
 
 
 def _scaled(name: str) -> Callable[[dict[str, float], int], Codec]:
@@ -160,7 +160,7 @@ _CODECS: dict[str, _Entry] = {
     "delta-2bit": _Entry(_levels(2), (WEIGHTS,), _DELTA),
     "delta-1bit": _Entry(_levels(1), (WEIGHTS,), _DELTA),
     "delta-topk": _Entry(_delta_topk, (WEIGHTS,), _KEEP),
-    "sr": _Entry(_residual, (WEIGHTS,), _KEEP),
+    "sr": _Entry(_residual, (WEIGHTS,), {**_KEEP, "t_shared": Option(16, 1, 1 << 20)}),
     "4bit": _Entry(_coarse(4), _SUMMED, _COARSE),
     "2bit": _Entry(_coarse(2), _SUMMED, _COARSE),
     "1bit": _Entry(_coarse(1), _SUMMED, _COARSE),
@@ -180,6 +180,11 @@ def make_codec(spec: str, *, width: int = BLOCK) -> Codec:
     """
     entry, chosen = _parse(spec)
     return entry.make(chosen, width)
+
+
+def options_of(spec: str) -> dict[str, float]:
+    """All options of a spec, with defaults where it sets none. Raises ConfigError."""
+    return _parse(spec)[1]
 
 
 def names_for(kind: str) -> tuple[str, ...]:

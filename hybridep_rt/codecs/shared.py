@@ -19,8 +19,10 @@ class SharedResidual:
     Both call `set_shared` before their first payload, and again whenever the shared tensor was refreshed.
     """
 
-    def __init__(self, name: str, fraction: float) -> None:
-        self.name = name
+    NAME = "sr"
+
+    def __init__(self, fraction: float) -> None:
+        self.name = self.NAME
         self._coder = SparseCoder(fraction)
         self._input = Flat()
         self._shared: torch.Tensor | None = None

@@ -14,18 +14,21 @@ from itertools import chain, cycle
 import torch
 
 from hybridep_rt.codecs.buffers import as_bytes
-from hybridep_rt.codecs.codec import Codec, Codecs, cut_frames, make_codec
+from hybridep_rt.codecs.codec import Codec, Codecs, cut_frames, make_codec, options_of
 from hybridep_rt.codecs.feedback import Feedback
 from hybridep_rt.codecs.outgoing import Outgoing
+from hybridep_rt.codecs.shared import SharedResidual
 from hybridep_rt.codecs.update import Step, Update, update_and_encode
 from hybridep_rt.errors import CodecError
 from hybridep_rt.moe.experts import Apply, weighted_sum
 from hybridep_rt.moe.moments import HomeMoment
+from hybridep_rt.moe.shared import SharedWeights
 from hybridep_rt.moe.streams import Streams, WeightStreams
 from hybridep_rt.moe.tables import LayerTables
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.messages import Bytes, Traffic
 from hybridep_rt.protocol.position import Phase, Position
+from hybridep_rt.runtime.collectives import Collectives
 from hybridep_rt.transport.ports import SiteGroup, WanPort
 
 
@@ -57,6 +60,7 @@ class Holdings:
         wan: WanPort,
         codecs: Codecs,
         ahead: Codecs,
+        collectives: Collectives,
     ) -> None:
         self._layer = layer
         self._tables = tables
@@ -72,6 +76,8 @@ class Holdings:
             if e not in parameters
         }
         passing = {*tables.held, *tables.gateway_of, *chain.from_iterable(tables.weight_gather)}
+        self._collectives = collectives
+        self._mean = self._mean_for(codecs.weights)
         self._weights = WeightStreams(codecs.weights, passing, len(shapes))
         self._outgoing = {e: [Outgoing(codecs.gradients, ahead.gradients) for _ in shapes] for e in tables.gateway_of}
         self._incoming = self._incoming_gradients(codecs.gradients)
@@ -90,7 +96,10 @@ class Holdings:
 
     def change_codecs(self, codecs: Codecs) -> None:
         """Use other codecs from the next `publish` and the next gradient on. Every worker does so between two steps."""
-        self._weights.change(codecs.weights, self._version + 1)
+        if self._weights.change(codecs.weights, self._version + 1):
+            if self._mean is not None:
+                self._mean.finish()
+            self._mean = self._mean_for(codecs.weights)
         for outgoing in chain.from_iterable(self._outgoing.values()):
             outgoing.change(codecs.gradients)
         if codecs.gradients != self._gradient_spec:
@@ -106,6 +115,8 @@ class Holdings:
         `step`: of the optimizer, makes each expert's update, which is in the pass over memory that encodes it.
         """
         self._version += 1
+        if self._mean is not None:
+            self._renew(self._mean)
         published = self._published[self._version] = {}
         for expert in self._tables.homes:
             updates = [self._update(step, expert, number) for number in range(len(self._shapes))]
@@ -127,6 +138,8 @@ class Holdings:
                     traffic=Traffic.EXPERTS,
                     urgency=self._layer,
                 )
+        if self._mean is not None:
+            self._mean.after_publish(self._version)
 
     def refresh(self) -> None:
         """Wait until the copies have the weights of the last `publish`, and decode them."""
@@ -137,9 +150,7 @@ class Holdings:
                     self._parameters[expert], self._leaves.get(expert, self._parameters[expert]), strict=True
                 )
             ]
-        while self._copy_version < self._version:
-            self._copy_version += 1
-            self._receive_weights(self._copy_version)
+        self._receive_until(self._version)
 
     def compute(
         self, x_NH: torch.Tensor, row_P: torch.Tensor, expert_P: torch.Tensor, weight_P: torch.Tensor
@@ -154,6 +165,8 @@ class Holdings:
 
         Nothing happens where the layer was not used since the last `collect`.
         """
+        if self._mean is not None:
+            self._mean.in_backward()
         if self._stage is not Stage.USED:
             return
         self._stage = Stage.RETURNED
@@ -217,6 +230,25 @@ class Holdings:
         parameter, moment = self._parameters[expert][number], self._moments.get((expert, number))
         return step(parameter, None if moment is None else moment.of(parameter.grad))
 
+    def _mean_for(self, spec: str) -> SharedWeights | None:
+        if spec.partition(":")[0] != SharedResidual.NAME:
+            return None
+        return SharedWeights(
+            self._layer,
+            len(self._tables.route),
+            self._shapes,
+            self._parameters,
+            period=int(options_of(spec)["t_shared"]),
+            device=self._like.device,
+            collectives=self._collectives,
+        )
+
+    def _renew(self, mean: SharedWeights) -> None:
+        """Take the mean that is due with this version, when all that was told apart from the last one is decoded."""
+        if mean.before_publish(self._version):
+            self._receive_until(self._version - 1)
+            self._weights.share(mean.tensors, mean.number)
+
     def _home_leaf(self, parameter: torch.nn.Parameter, old: torch.Tensor) -> torch.Tensor:
         """A leaf over the parameter's memory, whose `.grad` collects what is not summed over all DCs yet."""
         if old is not parameter and old.data_ptr() == parameter.data_ptr():
@@ -224,6 +256,11 @@ class Holdings:
         leaf = parameter.detach().requires_grad_(parameter.requires_grad)
         leaf.grad = None if old is parameter else old.grad
         return leaf
+
+    def _receive_until(self, version: int) -> None:
+        while self._copy_version < version:
+            self._copy_version += 1
+            self._receive_weights(self._copy_version)
 
     def _receive_weights(self, version: int) -> None:
         arrived: dict[int, Sequence[Bytes]] = dict(self._published.pop(version))

@@ -109,6 +109,7 @@ class MoELayer(nn.Module):
             wan=runtime.wan,
             codecs=runtime.codecs,
             ahead=runtime.rung.codecs,
+            collectives=runtime.collectives,
         )
         self._exchange = Exchange(
             tables,

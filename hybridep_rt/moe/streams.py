@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
+
 from hybridep_rt.codecs.codec import Codec, make_codec
+from hybridep_rt.codecs.shared import SharedResidual
 
 Streams = list[Codec]
 """One codec for each tensor of an expert."""
@@ -30,13 +33,22 @@ class WeightStreams:
             self._current[expert] = coming.pop(0)[1]
         return self._current[expert]
 
-    def change(self, spec: str, first_version: int) -> None:
-        """Use another codec from a version on; where it is the one in use, the streams simply go on."""
+    def change(self, spec: str, first_version: int) -> bool:
+        """Use another codec from a version on; False where it is the one in use, and the streams simply go on."""
         if spec == self._spec:
-            return
+            return False
         self._spec = spec
         for coming in self._coming.values():
             coming.append((first_version, self._made(spec)))
+        return True
+
+    def share(self, tensors: list[torch.Tensor], number: int) -> None:
+        """Give the layer's mean of that number to the streams that tell experts apart from it."""
+        coming = (streams for changes in self._coming.values() for _, streams in changes)
+        for streams in (*self._current.values(), *coming):
+            for codec, tensor in zip(streams, tensors, strict=True):
+                if isinstance(codec, SharedResidual):
+                    codec.set_shared(tensor, number)
 
     def _made(self, spec: str) -> Streams:
         return [make_codec(spec) for _ in range(self._tensors)]

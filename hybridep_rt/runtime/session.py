@@ -167,7 +167,7 @@ class Runtime:
             raise ConfigError("attach() was called twice")
         shapes = [layer.shape for layer in self._layers]
         dtype = next((p.dtype for p in model.parameters()), torch.float32)
-        self._takes_moments = getattr(optimizer, "takes_second_moments", False)
+        self._takes_moments = isinstance(optimizer, AdamW)
         self.rung = self._fitting(self.rung)
         self._codecs_in_use = self.codecs
         experts = {id(p) for layer in self._layers for p in layer.expert_parameters()}
@@ -253,13 +253,13 @@ class Runtime:
             raise ConfigError(f'all_reduce knows "sum", "mean" and "max", not "{op}"')
         combine = torch.maximum if op == "max" else torch.add
         flat = values.detach().reshape(-1).contiguous()
-        total = self._collective.all_reduce(flat, self.clock.collective(), combine, traffic=Traffic.CONTROL)
+        total = self.collectives.all_reduce(flat, self.clock.collective(), combine, traffic=Traffic.CONTROL)
         return (total / self.world_size if op == "mean" else total).view_as(values)
 
     def barrier(self) -> None:
         """Return once every worker of every DC has called it."""
         position = self.clock.collective(Phase.BARRIER)
-        self._collective.all_reduce(torch.zeros(self.world_size), position, traffic=Traffic.CONTROL)
+        self.collectives.all_reduce(torch.zeros(self.world_size), position, traffic=Traffic.CONTROL)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale all gradients so that their 2-norm over the whole model is at most `max_norm`; returns the norm.
@@ -308,7 +308,8 @@ class Runtime:
             self.wan.fail(reason)
 
     @property
-    def _collective(self) -> Collectives:
+    def collectives(self) -> Collectives:
+        """Sums over all workers, at positions of one's own."""
         if self._collectives is None:
             self._collectives = Collectives(self.address, self.layout, self.site, self.wan)
         return self._collectives
@@ -321,7 +322,7 @@ class Runtime:
         tensors = [p for p in model.parameters() if id(p) not in experts] + list(model.buffers())
         with torch.no_grad():
             for tensor in tensors:
-                flat = self._collective.broadcast(tensor.detach().reshape(-1), self.clock.collective(Phase.ATTACH))
+                flat = self.collectives.broadcast(tensor.detach().reshape(-1), self.clock.collective(Phase.ATTACH))
                 tensor.copy_(flat.view_as(tensor))
 
     def _queue_finish(self, *_: Any) -> None:
@@ -342,7 +343,7 @@ class Runtime:
         finite = all_finite(experts) and all_finite(self._dense)
         position = self.clock.collective()
         self.found_nonfinite = self._dense_gradients.average(
-            self._collective, position, self.world_size, flag=not finite
+            self.collectives, position, self.world_size, flag=not finite
         )
         if self.found_nonfinite and all_finite(experts) and all_finite(self._dense):
             self._poison()
