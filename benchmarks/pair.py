@@ -51,6 +51,14 @@ def two_sites(link: Link, *, emulate: bool = False) -> Topology:
     return Topology("benchmark", sites, LinkTable(2, {}, link), None, emulate=emulate, insecure=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a DC's processes run: they are started inside `enter()`, and its coordinator listens at `host`."""
+
+    host: str = "127.0.0.1"
+    enter: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+
+
 @contextlib.contextmanager
 def running(
     topology: Topology,
@@ -58,6 +66,7 @@ def running(
     there: Work,
     certificates: str | None = None,
     between: Callable[[Where], Where] = lambda where: where,
+    places: tuple[Place, Place] = (Place(), Place()),
 ) -> Iterator[Pair]:
     """The pair lives inside the block. Each worker's function ends when it is told None.
 
@@ -65,10 +74,15 @@ def running(
     the second coordinator reaches the first, whose address it is given.
     """
     token = secrets.token_bytes(32)
+
+    def start_at(dc: int, function: Callable[..., None], *arguments: Any) -> tuple[Connection, int]:
+        with places[dc].enter():
+            return start(function, topology, token, folder, dc, *arguments)
+
     with tempfile.TemporaryDirectory(prefix="pair-") as folder, processes() as start:
-        first, first_pid = start(_coordinate, topology, token, folder, certificates, 0, {})
-        _, second_pid = start(_coordinate, topology, token, folder, certificates, 1, {0: between(ask(first))})
-        ends = [start(_work, topology, token, folder, dc, work) for dc, work in ((0, here), (1, there))]
+        first, first_pid = start_at(0, _coordinate, certificates, places[0].host, {})
+        _, second_pid = start_at(1, _coordinate, certificates, places[1].host, {0: between(ask(first))})
+        ends = [start_at(dc, _work, work) for dc, work in ((0, here), (1, there))]
         for connection, _ in ends:
             ask(connection)
         pids = (first_pid, second_pid, *(pid for _, pid in ends))
@@ -127,12 +141,13 @@ def _coordinate(
     topology: Topology,
     token: bytes,
     folder: str,
-    certificates: str | None,
     dc: int,
+    certificates: str | None,
+    host: str,
     peers: dict[int, tuple[str, int]],
     tell: Connection,
 ) -> None:
-    listeners = open_listeners(f"{folder}/{dc}", ("127.0.0.1", 0), None)
+    listeners = open_listeners(f"{folder}/{dc}", (host, 0), None)
     tell.send(listeners.wan_address)
     try:
         tls = None if certificates is None else Tls.in_folder(certificates, topology.dc_names[dc])
