@@ -5,11 +5,13 @@
 The demo's training job (two datacenters of two workers, 100 Mbit/s, 40 ms) runs under `hybridep run`, which emulates in
 the coordinators, and under `hybridep testbed run`, which sends real packets through a relay, in turns. A third arm
 repeats the first: what those two show as a difference is the floor. The bytes of every class have to be equal; the
-seconds of equal steps are compared. Needs what `hybridep testbed` needs.
+seconds of equal steps are compared. Once with real compute, where relay and workers share the machine's cores, and once
+with emulated compute, where they hardly do. Needs what `hybridep testbed` needs.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -29,6 +31,7 @@ TOPOLOGY = ROOT / "examples/topologies/testbed-two-dc.yaml"
 SCRIPT = ROOT / "examples/train_text.py"
 CODECS = ("tokens=bf16", "weights=bf16", "gradients=bf16")
 ARMS = {"coordinators": ("run",), "coordinators again": ("run",), "testbed": ("testbed", "run")}
+EMULATED = ("--emulate-compute", "5 GFLOP/s")
 JOB_TIMEOUT_S = 300.0
 
 
@@ -40,11 +43,11 @@ class Job:
     sent_bytes: dict[str, int]
 
 
-def run_job(command: tuple[str, ...], plan: str, steps: int) -> Job:
+def run_job(command: tuple[str, ...], plan: str, steps: int, compute: tuple[str, ...]) -> Job:
     """Train the demo's model. Raises CalledProcessError, with the output, where the job fails."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "run.json"
-        words = [sys.executable, "-m", "launcher.cli", *command, str(TOPOLOGY), "--plan", plan]
+        words = [sys.executable, "-m", "launcher.cli", *command, str(TOPOLOGY), "--plan", plan, *compute]
         for codec in CODECS:
             words += ["--codec", codec]
         words += [
@@ -73,10 +76,10 @@ def read_job(content: dict[str, Any]) -> Job:
     return Job(tuple(step["step_s"] for step in content["steps"][1:]), sent)
 
 
-def measure(plan: str, rounds: int, steps: int) -> dict[str, list[Job]]:
+def measure(plan: str, rounds: int, steps: int, compute: tuple[str, ...]) -> dict[str, list[Job]]:
     """All arms in turns."""
     return interleave(
-        {name: lambda command=command: run_job(command, plan, steps) for name, command in ARMS.items()}, rounds
+        {name: lambda command=command: run_job(command, plan, steps, compute) for name, command in ARMS.items()}, rounds
     )
 
 
@@ -87,21 +90,27 @@ def main(json_path: Path | None, quick: bool) -> None:
     """Compare the coordinators' emulation of a WAN with the testbed."""
     rounds, steps = (1, 3) if quick else (2, 7)
     console, rows, results = Console(width=140), [], []
-    for plan in ("ep", "domains:2"):
-        taken = measure(plan, rounds, steps)
+    for plan, compute in itertools.product(("ep", "domains:2"), ((), EMULATED)):
+        case = f"{plan}, {'emulated' if compute else 'real'} compute"
+        taken = measure(plan, rounds, steps, compute)
         equal = all(job.sent_bytes == taken["coordinators"][0].sent_bytes for jobs in taken.values() for job in jobs)
         seconds = {name: [s for job in jobs for s in job.step_s] for name, jobs in taken.items()}
         again, found = (
             compare("coordinators", seconds["coordinators"], name, seconds[name]) for name in list(ARMS)[1:]
         )
         floor = floor_of([again.ratio])
-        rows += [(f"{plan}: A/A", again, floor), (plan, found, floor)]
+        rows += [(f"{case}: A/A", again, floor), (case, found, floor)]
         results.append(
-            {"plan": plan, "bytes_equal": equal, "bytes": taken["testbed"][0].sent_bytes}
+            {
+                "plan": plan,
+                "emulated_compute": bool(compute),
+                "bytes_equal": equal,
+                "bytes": taken["testbed"][0].sent_bytes,
+            }
             | comparison_json(found, floor)
             | {"again": comparison_json(again, floor)}
         )
-        console.print(f"{plan}: bytes by link and class {'are equal' if equal else 'DIFFER'} in all {3 * rounds} jobs")
+        console.print(f"{case}: bytes by link and class {'are equal' if equal else 'DIFFER'} in all {3 * rounds} jobs")
     console.print(comparison_table("Step time over an emulated WAN: coordinators (base) against the testbed", rows))
     if json_path is not None:
         write_report(json_path, report("emulation", {"quick": quick, "rounds": rounds, "steps": steps}, results))

@@ -100,7 +100,7 @@ class DeadlineExceeded(HybridEPError, TimeoutError):
         waited_s: float,
         bytes_outstanding: int | None = None,
     ) -> None:
-        where = "" if layer is None else f", layer {layer}"
+        where = "" if layer is None or f"layer {layer}" in operation else f", layer {layer}"
         missing = "" if bytes_outstanding is None else f", {bytes_outstanding} bytes outstanding"
         super().__init__(f"{operation}{where}: nothing from {peer} for {waited_s:.1f} s{missing}")
         self.peer = peer
