@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -127,7 +128,7 @@ def measure(case: Case, rounds: int, seconds: float, skipped_s: float) -> Result
     topology = pair.two_sites(Link(shape.rate_bytes_per_s, 2 * shape.delay_s))
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="certificates-"))
-        write_certificates(folder, topology)
+        write_certificates(Path(folder), topology, timedelta(days=1))
         shapes = {(0, 1): shape, (1, 0): shape}
         bed = stack.enter_context(Testbed(("a", "b"), [Access(), Access()], shapes, label="benchmarks.wan"))
         first, second = (pair.Place(bed.address(name), partial(tun.inside, bed.path(name))) for name in "ab")
