@@ -132,7 +132,7 @@ def measure(case: Case, rounds: int, seconds: float, skipped_s: float) -> Result
         shapes = {(0, 1): shape, (1, 0): shape}
         bed = stack.enter_context(Testbed(("a", "b"), [Access(), Access()], shapes, label="benchmarks.wan"))
         first, second = (pair.Place(bed.address(name), partial(tun.inside, bed.path(name))) for name in "ab")
-        ours = stack.enter_context(pair.running(topology, send_loads, receive_tail, folder, (first, second)))
+        ours = stack.enter_context(pair.running(topology, send_loads, receive_tail, folder, places=(first, second)))
         arms: dict[str, Callable[[], float]] = {
             f"iperf3, {control}": partial(iperf_s_per_byte, bed, control, seconds, skipped_s)
             for control in case.controls
