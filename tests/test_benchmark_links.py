@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from benchmarks import chain, pair, priority, transport
+from benchmarks import chain, lanes, pair, priority, transport
 
 
 def test_the_bound_is_the_one_way_delay_and_four_chunks() -> None:
@@ -42,8 +42,13 @@ def test_a_process_that_ends_early_is_told() -> None:
             pair.ask(connection)
 
 
-def test_the_chain_moves_bytes() -> None:
-    with chain.running() as running:
-        for end in (running.receiver, running.sender):
-            end.send((2, 1000))
-        assert pair.ask(running.sender) < pair.ask(running.receiver)
+def test_lanes_move_bytes_at_the_same_time() -> None:
+    with chain.running() as one, chain.running() as other:
+        passages = [lanes.move([one, other], 2) for _ in range(2)]
+    for each in passages:
+        assert each.wall_s > 0
+        assert 0 <= each.forwarders_cpu_s <= each.all_cpu_s
+    taken = {f"False {count}": passages for count in (1, 2)}
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(lanes.table([lanes.result_of(count, False, taken, 2) for count in (1, 2)]))
+    assert "1.00 [1.00, 1.00]" in console.export_text()
