@@ -118,6 +118,7 @@ class Trainer:
             "text": {"source": self.text.source, "digest": self.text.digest},
             "workers_per_dc": dict(zip(self.runtime.dc_names, self.runtime.layout.workers_per_dc, strict=True)),
             "codecs": asdict(self.runtime.rung),
+            "codec_figures": {layer: asdict(each) for layer, each in self.runtime.codec_figures().items()},
             "emulated_compute_flops_per_s": self.runtime.emulated and self.runtime.emulated.flops_per_s,
             "plan": {"reason": self.plan.reason},
             "held_out": self.held_out,

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class CodecFigures:
+    """Of one layer at one worker. `copy_error`: ||W - copy|| / ||W|| of the experts homed there that others hold.
+    `owed_norm`: Euclidean norm of what error feedback owes of the gradients of its copies.
+    """
+
+    copy_error: float
+    owed_norm: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +27,8 @@ class Snapshot:
     sent_messages: dict[tuple[int, int], int]
     waited_s: dict[tuple[int, int, str], float]
     """(layer or -1, peer's DC, channel) -> seconds the training thread waited."""
+    codec_figures: dict[int, CodecFigures] = field(default_factory=dict)
+    """By layer, when they were last taken."""
 
     def minus(self, earlier: Snapshot) -> Snapshot:
         """What came between `earlier` and this snapshot; entries that did not change are left out."""
@@ -24,6 +36,7 @@ class Snapshot:
             sent_bytes=_difference(self.sent_bytes, earlier.sent_bytes),
             sent_messages=_difference(self.sent_messages, earlier.sent_messages),
             waited_s=_difference(self.waited_s, earlier.waited_s),
+            codec_figures=self.codec_figures,
         )
 
 
@@ -57,6 +70,7 @@ class Metrics:
         self._sent_bytes: Counter[tuple[int, int]] = Counter()
         self._sent_messages: Counter[tuple[int, int]] = Counter()
         self._waited_s: Counter[tuple[int, int, str]] = Counter()
+        self._codec_figures: dict[int, CodecFigures] = {}
 
     def sent(self, dc: int, traffic: int, nbytes: int) -> None:
         """One message of `nbytes` went to another DC."""
@@ -69,10 +83,17 @@ class Metrics:
         with self._lock:
             self._waited_s[layer, dc, channel] += seconds  # type: ignore[assignment]
 
+    def coded(self, figures: dict[int, CodecFigures]) -> None:
+        """What codecs did to each layer was measured."""
+        with self._lock:
+            self._codec_figures = figures
+
     def snapshot(self) -> Snapshot:
         """A consistent copy of all totals."""
         with self._lock:
-            return Snapshot(dict(self._sent_bytes), dict(self._sent_messages), dict(self._waited_s))
+            return Snapshot(
+                dict(self._sent_bytes), dict(self._sent_messages), dict(self._waited_s), self._codec_figures
+            )
 
 
 def _difference(later: dict[Any, Any], earlier: dict[Any, Any]) -> dict[Any, Any]:

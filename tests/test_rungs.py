@@ -184,7 +184,7 @@ def test_no_gradient_is_lost_in_a_change(kind, codec):
             train(runtime, model, optimizer, step)
             for name, parameter in model.named_parameters():
                 total[name] += parameter.grad
-        return total, runtime.codec_debt()
+        return total, math.hypot(*(each.owed_norm for each in runtime.codec_figures().values()))
 
     texts = [f"{kind}={codec}"] * 3 + [f"{kind}=2bit:block=128", f"{kind}={codec}", f"{kind}={codec}", "exact"]
     exact = run_fleet(plan(), lambda runtime: work(runtime, ["exact"] * 7))

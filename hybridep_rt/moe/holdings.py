@@ -7,7 +7,8 @@ Gradients go back the same way: summed inside the DC at the gateway, sent home, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from itertools import chain, cycle
 
@@ -20,6 +21,9 @@ from hybridep_rt.codecs.outgoing import Outgoing
 from hybridep_rt.codecs.shared import SharedResidual
 from hybridep_rt.codecs.update import Step, Update, update_and_encode
 from hybridep_rt.errors import CodecError
+from hybridep_rt.metrics import CodecFigures
+from hybridep_rt.moe.copy_error import copy_error
+from hybridep_rt.moe.exact_copies import exact_copies
 from hybridep_rt.moe.experts import Apply, weighted_sum
 from hybridep_rt.moe.moments import HomeMoment
 from hybridep_rt.moe.shared import SharedWeights
@@ -105,9 +109,27 @@ class Holdings:
         if codecs.gradients != self._gradient_spec:
             self._incoming = self._incoming_gradients(codecs.gradients)
 
-    def owed_norm(self) -> float:
-        """Euclidean norm of what error feedback still owes to the homes of this worker's copies."""
-        return math.hypot(*(each.owed_norm() for each in chain.from_iterable(self._outgoing.values())))
+    def codec_figures(self) -> CodecFigures:
+        """What codecs did to this worker's experts: a pass or two over the memory of those that others hold."""
+        streams = chain.from_iterable(
+            zip(self._weights.of(e, self._version), self._parameters[e], strict=True) for e in sorted(self._shared)
+        )
+        owed = (each.owed_norm() for each in chain.from_iterable(self._outgoing.values()))
+        return CodecFigures(copy_error(streams), math.hypot(*owed))
+
+    @contextmanager
+    def exact_copies(self, at: Position) -> Iterator[None]:
+        """Inside, copies are what their homes have. All workers enter at once, and nothing is trained inside."""
+        self.refresh()
+        coded = self._leaves
+        exact = exact_copies(
+            self._tables, self._shapes, self._parameters, like=self._like, site=self._site, wan=self._wan, at=at
+        )
+        self._leaves = coded | exact
+        try:
+            yield
+        finally:
+            self._leaves = coded
 
     def publish(self, step: Step | None = None) -> None:
         """Encode the weights of the experts homed here and send them to every DC that subscribes. Does not wait.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from hybridep_rt.codecs.codec import Codecs, make_codec
 from hybridep_rt.codecs.update import Step
 from hybridep_rt.errors import ConfigError
+from hybridep_rt.metrics import CodecFigures
 from hybridep_rt.moe.exchange import Exchange, ExchangeFunction, TokenCodecs
 from hybridep_rt.moe.experts import Tensors, expert_kind, expert_seed, initial_tensors
 from hybridep_rt.moe.holdings import Holdings
@@ -17,6 +19,7 @@ from hybridep_rt.moe.router import Router
 from hybridep_rt.moe.tables import layer_tables
 from hybridep_rt.planner.economics import LayerShape
 from hybridep_rt.planner.plan import LayerPlan
+from hybridep_rt.protocol.position import Position
 from hybridep_rt.runtime.emulated import EmulatedCompute
 from hybridep_rt.runtime.session import Runtime
 from hybridep_rt.runtime.start import current
@@ -143,9 +146,13 @@ class MoELayer(nn.Module):
         width = self.shape.hidden
         return TokenCodecs(make_codec(codecs.tokens, width=width), make_codec(codecs.backward_tokens, width=width))
 
-    def owed_norm(self) -> float:
-        """See `Holdings.owed_norm`."""
-        return self._bound.owed_norm()
+    def codec_figures(self) -> CodecFigures:
+        """See `Holdings.codec_figures`."""
+        return self._bound.codec_figures()
+
+    def exact_copies(self, position: Position) -> AbstractContextManager[None]:
+        """See `Holdings.exact_copies`."""
+        return self._bound.exact_copies(position._replace(layer=self._number))
 
     @property
     def _bound(self) -> Holdings:

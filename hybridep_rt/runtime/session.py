@@ -16,15 +16,16 @@ from hybridep_rt.codecs.codec import Codecs
 from hybridep_rt.codecs.ladder import EXACT, Rung, parse_rung
 from hybridep_rt.codecs.update import Step
 from hybridep_rt.errors import ConfigError
-from hybridep_rt.metrics import Metrics
+from hybridep_rt.metrics import CodecFigures, Metrics
 from hybridep_rt.planner.economics import LayerShape
 from hybridep_rt.planner.plan import LayerPlan, Layout, Plan
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.messages import Traffic
-from hybridep_rt.protocol.position import Phase
+from hybridep_rt.protocol.position import Phase, Position
 from hybridep_rt.runtime.adamw import AdamW
 from hybridep_rt.runtime.agreement import agree, describe_model, digest
 from hybridep_rt.runtime.clock import Clock
+from hybridep_rt.runtime.codec_watch import CodecWatch
 from hybridep_rt.runtime.collectives import Collectives
 from hybridep_rt.runtime.emulated import EmulatedCompute
 from hybridep_rt.runtime.gradients import DenseGradients, all_finite
@@ -34,6 +35,8 @@ from hybridep_rt.runtime.proposal import shared_plan
 from hybridep_rt.transport.ports import SiteGroup, WanPort
 
 _LOG = logging.getLogger("hybridep_rt")
+FIGURES_EVERY = 100
+"""Optimizer steps between two looks at what codecs do to copies."""
 
 
 class HybridLayer(Protocol):
@@ -58,8 +61,11 @@ class HybridLayer(Protocol):
     def return_gradients(self, step: int) -> None:
         """Send the copies' gradients home, unless that has happened since the last `collect`."""
 
-    def owed_norm(self) -> float:
-        """Euclidean norm of what error feedback still owes of the copies' gradients."""
+    def codec_figures(self) -> CodecFigures:
+        """What codecs did to this worker's experts."""
+
+    def exact_copies(self, position: Position) -> contextlib.AbstractContextManager[None]:
+        """Inside, copies are what their homes have."""
 
     def collect(self, step: int, divisor: int) -> None:
         """Add the sum over all DCs / divisor to the homes' gradients."""
@@ -97,6 +103,7 @@ class Runtime:
         self._dense_gradients = DenseGradients((), self.codecs.dense)
         self._codecs_in_use = self.codecs
         self._takes_moments = False
+        self._watch: CodecWatch | None = None
         self._synchronise = True
         self._finish_queued = False
         self._closed = False
@@ -219,15 +226,41 @@ class Runtime:
 
         Raises ConfigError for a rung that doesn't exist, or that other workers don't ask for.
         """
-        rung = self._fitting(parse_rung(text))
+        self._change_rung(self._fitting(parse_rung(text)))
+
+    def _change_rung(self, rung: Rung) -> None:
         position = self.clock.collective(Phase.ATTACH)
         agree({"codecs": repr(rung)}, self.address, self.layout, self.dc_names, self.wan, position)
         self.rung = rung
         self._use_codecs(self.codecs)
 
-    def codec_debt(self) -> float:
-        """Euclidean norm of all gradients that this worker's error feedback still owes to others."""
-        return math.hypot(self._dense_gradients.owed_norm(), *(layer.owed_norm() for layer in self._layers))
+    def codec_figures(self) -> dict[int, CodecFigures]:
+        """What codecs did to this worker's experts, by layer; -1 has what dense sums owe. Also kept in `metrics`."""
+        figures = {number: layer.codec_figures() for number, layer in enumerate(self._layers)}
+        figures[-1] = CodecFigures(0.0, self._dense_gradients.owed_norm())
+        self.metrics.coded(figures)
+        return figures
+
+    @contextlib.contextmanager
+    def exact_copies(self) -> Iterator[None]:
+        """Inside, every copy has its home's exact weights, so that you see what coded copies cost; under no_grad.
+
+        All workers enter it between two steps. Costs a transfer of all copies.
+        """
+        with torch.no_grad(), contextlib.ExitStack() as stack:
+            for layer in self._layers:
+                stack.enter_context(layer.exact_copies(self.clock.collective(Phase.EXPERTS)))
+            yield
+
+    def watch_codec(
+        self, loss: Callable[[], torch.Tensor | float], *, every: int = 500, tolerance: float = 0.01
+    ) -> None:
+        """After every so many steps compare `loss()`, on a small batch, with copies and with exact weights.
+
+        Where copies cost more than `tolerance` in the mean over all workers, the next more faithful rung is used. Every
+        worker calls it alike.
+        """
+        self._watch = CodecWatch(loss, every, tolerance)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -387,6 +420,36 @@ class Runtime:
         self.clock.stepped()
         if not isinstance(optimizer, AdamW):
             self._publish(None)
+        if self.clock.step % FIGURES_EVERY == 0:
+            self._log_figures()
+        if self._watch is not None and self._watch.is_due(self.clock.step, self.rung):
+            self._judge_codec(self._watch)
+
+    def _log_figures(self) -> None:
+        figures = self.codec_figures()
+        if self.rank == 0 and self.codecs != Codecs():
+            worst = max(figures, key=lambda layer: figures[layer].copy_error)
+            owed = math.hypot(*(each.owed_norm for each in figures.values()))
+            _LOG.info(
+                "step %d: copies are at most %.2g of their weights off (layer %d); error feedback owes %.2g",
+                self.clock.step,
+                figures[worst].copy_error,
+                worst,
+                owed,
+            )
+
+    def _judge_codec(self, watch: CodecWatch) -> None:
+        with torch.no_grad():
+            coded = float(watch.loss())
+        with self.exact_copies():
+            exact = float(watch.loss())
+        cost = float(self.all_reduce(torch.tensor([coded - exact], dtype=torch.float64), "mean"))
+        rung = watch.verdict(cost, self.rung)
+        if self.rank == 0:
+            said = "" if rung == self.rung else f", more than {watch.tolerance:.3g}: from now on rung {rung.name}"
+            _LOG.info("step %d: coded copies cost %.3g of loss%s", self.clock.step, cost, said)
+        if rung != self.rung:
+            self._change_rung(self._fitting(rung))
 
 
 def _square(parameter: nn.Parameter) -> torch.Tensor:
