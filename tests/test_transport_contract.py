@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from hybridep_rt.transport.ports import WanPort
 from tests.certificates import certified
 from tests.proxy import Proxy
 from tests.test_coordinator import JobUnderTest, make_topology
+from topology import Link, LinkTable
 
 AT = Position(3, 0, 1, Phase.DISPATCH)
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
@@ -74,10 +75,13 @@ class Ends:
 
 
 @contextmanager
-def joined(way: str, folder: Path, timeouts: Timeouts = PATIENT, limits: Limits | None = None) -> Iterator[Ends]:
-    """Two ends, closed with the block. Checks that no thread stays."""
+def joined(
+    way: str, folder: Path, timeouts: Timeouts = PATIENT, limits: Limits | None = None, bytes_per_s: float = 0.0
+) -> Iterator[Ends]:
+    """Two ends, closed with the block. Checks that no thread stays. `bytes_per_s`: the link between DCs is so slow."""
     before = threading.active_count()
-    with _in_memory(timeouts) if way == "memory" else _over_sockets(way, folder, timeouts, limits or Limits()) as ends:
+    sockets = partial(_over_sockets, way, folder, timeouts, limits or Limits(), bytes_per_s)
+    with _in_memory(timeouts) if way == "memory" else sockets() as ends:
         try:
             yield ends
         finally:
@@ -95,9 +99,12 @@ def _in_memory(timeouts: Timeouts) -> Iterator[Ends]:
 
 
 @contextmanager
-def _over_sockets(way: str, folder: Path, timeouts: Timeouts, limits: Limits) -> Iterator[Ends]:
+def _over_sockets(way: str, folder: Path, timeouts: Timeouts, limits: Limits, bytes_per_s: float) -> Iterator[Ends]:
     kind, loop = way.split()
-    job = JobUnderTest(make_topology((2,) if kind == "unix" else (1, 1)), folder, timeouts, limits)
+    topology = make_topology((2,) if kind == "unix" else (1, 1))
+    if bytes_per_s:
+        topology = replace(topology, links=LinkTable(2, {}, Link(bytes_per_s, 0.001)), emulate=True)
+    job = JobUnderTest(topology, folder, timeouts, limits)
     job.new_loop, job.status = LOOPS[loop], True
     if kind == "tls":
         job.tls = certified(folder / "certs", job.topology)
@@ -253,6 +260,15 @@ def test_the_runs_deadline_names_who_what_where_and_how_long(join: Callable[...,
         assert error.layer == 1
         assert HASTY.operation_s <= error.waited_s < 10
         assert error.bytes_outstanding is None
+
+
+def test_what_is_missing_of_a_message_when_its_time_is_up_is_counted(join_over_wan: Callable[..., Any]) -> None:
+    with join_over_wan(timeouts=HASTY, bytes_per_s=1e6) as ends:
+        send(ends.there, ends.here.address, "tokens", bytes(20_000_000))
+        with pytest.raises(DeadlineExceeded) as caught:
+            ends.here.receive(ends.there.address, "tokens", AT)
+        assert 15_000_000 < caught.value.bytes_outstanding < 20_000_000
+        assert caught.value.peer == ends.there.address.describe(ends.dc_names)
 
 
 def test_who_departs_is_heard_to_the_end_and_then_named_with_its_last_place(join: Callable[..., Any]) -> None:

@@ -49,12 +49,12 @@ class Assembly:
         self._limits = limits
         self._partials: dict[int, Partial] = {}
 
-    def outstanding_bytes(self, source: Address, channel: str) -> int | None:
+    def outstanding_bytes(self, source: Address, to: Address, channel: str) -> int | None:
         """What is still to come of a message that has begun; None if none has."""
         begun = [
             each
             for each in self._partials.values()
-            if (each.envelope.source, each.envelope.channel) == (source, channel)
+            if (each.envelope.source, each.envelope.to, each.envelope.channel) == (source, to, channel)
         ]
         return sum(len(each.payload) - each.filled for each in begun) if begun else None
 

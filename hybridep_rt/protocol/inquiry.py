@@ -30,7 +30,7 @@ _BYTES_END = 1 << 62
 class Late:
     """A wait for `peer`. `layer` None: outside a layer. `bytes_outstanding` None: nothing of the message is here.
 
-    `asked`: who is excused.
+    `asked`: who is excused. `channel`: the message's, which `operation` puts in words.
     """
 
     peer: Address
@@ -39,6 +39,7 @@ class Late:
     waited_s: float
     bytes_outstanding: int | None = None
     asked: tuple[Address, ...] = ()
+    channel: str = ""
 
     def pack(self) -> bytes:
         """The fields of LATE, and of an EXCUSE that names somebody."""
@@ -54,6 +55,7 @@ class Late:
             "waited": self.waited_s,
             "bytes": self.bytes_outstanding,
             "asked": self.asked,
+            "channel": self.channel,
         }
 
     @classmethod
@@ -71,6 +73,7 @@ class Late:
             waited_s,
             None if nbytes is None else read_int(fields, "bytes", 0, _BYTES_END),
             tuple(_read_pair(each) for each in asked),
+            read_reason(fields, "channel"),
         )
 
     def error(self, dc_names: tuple[str, ...]) -> DeadlineExceeded:

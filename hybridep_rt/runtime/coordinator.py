@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import uvloop
 
@@ -239,10 +239,10 @@ class Coordinator:
     def _on_worker_notice(self, link: Link, notice: Notice) -> None:
         match notice.kind:
             case Kind.LATE:
-                self._inquire(self._inquiry.report(self._read_late(notice), time.monotonic()))
+                self._inquire(self._inquiry.report(self._read_wait(link, notice), time.monotonic()))
                 return
             case Kind.EXCUSE:
-                excuse = self._read_late(notice) if notice.fields else None
+                excuse = self._read_wait(link, notice) if notice.fields else None
                 self._inquire(self._inquiry.answer(link.peer, excuse, time.monotonic()))
                 return
         address, text = read_peer(notice.fields)
@@ -285,6 +285,14 @@ class Coordinator:
         if not self._membership.knows(late.peer):
             raise RemoteProtocolError(f"{notice.kind.name} about {late.peer.describe()}, which does not exist")
         return late
+
+    def _read_wait(self, link: Link, notice: Notice) -> Late:
+        """A worker's wait. What it waits for may be on its way here from another DC."""
+        late = self._read_late(notice)
+        if late.bytes_outstanding is not None or late.peer.dc == self._me.dc:
+            return late
+        assembly = self._sites.links[late.peer.dc].session.assembly
+        return replace(late, bytes_outstanding=assembly.outstanding_bytes(late.peer, link.peer, late.channel))
 
     def _inquire(self, commands: Iterable[inquiry.Command]) -> None:
         for command in commands:

@@ -270,9 +270,9 @@ class WorkerLink:
 
     def _describe(self, wait: Wait) -> Late:
         assert self._session is not None
-        outstanding_bytes = self._session.assembly.outstanding_bytes(wait.source, wait.channel)
+        outstanding_bytes = self._session.assembly.outstanding_bytes(wait.source, self.address, wait.channel)
         waited_s = time.monotonic() - wait.started
-        return Late(wait.source, wait.operation, wait.layer, waited_s, outstanding_bytes)
+        return Late(wait.source, wait.operation, wait.layer, waited_s, outstanding_bytes, channel=wait.channel)
 
     def _abort(self) -> None:
         if self._link is not None:
