@@ -50,13 +50,11 @@ class Soak:
     samples: list[tuple[float, int, int]]
 
     @property
-    def growth_bytes(self) -> tuple[int, int]:
+    def growth_bytes(self) -> tuple[int, ...]:
         """By coordinator: its most resident bytes after the first tenth of the run, less its most in that tenth."""
-        first, rest = [], []
-        for sample in self.samples:
-            (first if sample[0] <= self.seconds / 10 else rest).append(sample)
-        grown = [max(each[at] for each in rest) - max(each[at] for each in first) for at in (1, 2)]
-        return grown[0], grown[1]
+        tenth = max(1, sum(each[0] <= self.seconds / 10 for each in self.samples))
+        first, later = self.samples[:tenth], self.samples[tenth:] or self.samples
+        return tuple(max(each[at] for each in later) - max(each[at] for each in first) for at in (1, 2))
 
 
 def exchange(link: WorkerLink, told: Connection) -> None:
@@ -128,13 +126,14 @@ def _stamp(number: int, index: int) -> bytes:
 
 def _sample(running: pair.Pair, proxy: Proxy, started: float, pace: float) -> Iterator[tuple[float, int, int]]:
     """The coordinators' memory again and again, and a cut now and then, until the first worker has done."""
-    cut_at = started + _CUT_S * pace
-    while not running.here.poll(_SAMPLE_S * pace):
+    cut_at, done = started + _CUT_S * pace, False
+    while not done:
         now = time.monotonic()
         if now >= cut_at:
             proxy.cut()
             cut_at = now + _CUT_S * pace
         yield round(now - started, 1), _resident_bytes(running.pids[0]), _resident_bytes(running.pids[1])
+        done = running.here.poll(_SAMPLE_S * pace)
 
 
 def _resident_bytes(pid: int) -> int:
