@@ -11,6 +11,7 @@ import click
 from hybridep_rt.errors import ConfigError, ConnectFailed, HandshakeRefused, HybridEPError
 
 _COMMANDS: Mapping[str, str] = {
+    "calibrate": "launcher.calibrate:calibrate",
     "certs": "launcher.certs:certs",
     "doctor": "launcher.doctor:doctor",
     "plan": "launcher.plan_view:plan",

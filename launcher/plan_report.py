@@ -15,6 +15,8 @@ from rich.table import Table
 from hybridep_rt.errors import ConfigError, PlanError
 from hybridep_rt.planner import routing as routings
 from hybridep_rt.planner.auto import size_name
+from hybridep_rt.planner.calibration import Calibration, measured_compute, usable
+from hybridep_rt.planner.calibration_file import load_calibration
 from hybridep_rt.planner.choice import layer_plans
 from hybridep_rt.planner.economics import Workload
 from hybridep_rt.planner.explain import SWITCH_DCS_MOST, Switch, reason, switches, why_lost
@@ -24,7 +26,7 @@ from hybridep_rt.planner.plan import LayerPlan, Plan
 from hybridep_rt.planner.plan_file import from_file, to_file
 from hybridep_rt.planner.plan_spec import Maker, make_layer, parse_plan_spec
 from hybridep_rt.planner.predict import Predictor
-from hybridep_rt.planner.search import Found, Option, search
+from hybridep_rt.planner.search import Found, Option, copy_bytes, search
 from hybridep_rt.planner.timeline import Timeline, timeline
 from hybridep_rt.planner.workload_file import ModelFile, load_model
 from topology.model import Topology
@@ -46,12 +48,17 @@ class Wish:
     memory_gb: float | None
     routing: str | None
     tflops: float | None
+    calibration: str | None
+    rungs: str | None
     numbers: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A plan by the runtime's model, and everything that is said about it. `played` is None for many DCs."""
+    """A plan by the runtime's model, and everything that is said about it.
+
+    `played` is None for many DCs. `rungs`: step times of the rungs that were allowed.
+    """
 
     title: str
     job: Job
@@ -59,6 +66,7 @@ class Answer:
     option: Option
     played: Timeline | None
     switches: tuple[Switch, ...]
+    rungs: dict[str, float]
 
 
 def make_job(wish: Wish, topology: Topology) -> tuple[str, Job]:
@@ -75,7 +83,10 @@ def make_job(wish: Wish, topology: Topology) -> tuple[str, Job]:
     work = Workload((model.shape,) * model.layers, tokens, **(model.workload | numbers))
     text = wish.routing or model.routing
     chosen = routings.parse(text, model.shape.num_experts, model.shape.top_k, samples=_samples(topology))
-    return model.title, Job(topology, work, (chosen,), _compute(wish, topology, model))
+    compute, measured = _compute(wish, topology, model), _calibration(wish)
+    if measured is not None:
+        compute = measured_compute(compute, measured, topology)
+    return model.title, Job(usable(topology, measured), work, (chosen,), compute)
 
 
 def print_report(
@@ -86,8 +97,16 @@ def print_report(
     if model == "paper":
         _print_paper(title, job, as_json=as_json, output=output)
         return
-    found = search(Predictor(job), memory_budget_bytes=None if wish.memory_gb is None else wish.memory_gb * 1e9)
-    answer = _answer(title, job, found, wish)
+    budget_bytes = None if wish.memory_gb is None else wish.memory_gb * 1e9
+    rungs: dict[str, float] = {}
+    if wish.rungs is None:
+        found = search(Predictor(job), memory_budget_bytes=budget_bytes)
+    else:
+        from launcher.plan_rungs import search_rungs  # codecs need torch
+
+        name, job, found, rungs = search_rungs(job, wish.rungs, _calibration(wish), budget_bytes)
+        title = f"{title}, codec {name}"
+    answer = _answer(title, job, found, wish, rungs)
     if output is not None:
         to_file(Plan(0, job.layout, _layers(answer), _reason(answer)), output)
     if plot is not None:
@@ -96,6 +115,10 @@ def print_report(
         click.echo(json.dumps(_as_json(answer), indent=2))
     else:
         _print(Console(), answer)
+
+
+def _calibration(wish: Wish) -> Calibration | None:
+    return None if wish.calibration is None else load_calibration(wish.calibration)
 
 
 def _samples(topology: Topology) -> int:
@@ -115,12 +138,12 @@ def _compute(wish: Wish, topology: Topology, model: ModelFile) -> Compute:
     return Compute(**(default | model.compute | asked))
 
 
-def _answer(title: str, job: Job, found: Found, wish: Wish) -> Answer:
+def _answer(title: str, job: Job, found: Found, wish: Wish, rungs: dict[str, float]) -> Answer:
     predictor = Predictor(job)
     option = found.choice if wish.plan == "auto" else _asked(predictor, wish.plan)
     few = job.layout.dcs <= TIMELINE_DCS_MOST
     played = timeline(predictor, option.layers) if few else None
-    return Answer(title, job, found, option, played, tuple(switches(predictor, found)))
+    return Answer(title, job, found, option, played, tuple(switches(predictor, found)), rungs)
 
 
 def _asked(predictor: Predictor, text: str) -> Option:
@@ -138,9 +161,8 @@ def _asked(predictor: Predictor, text: str) -> Option:
     outcome = predictor.predict([views])
     last = int(outcome.end_s[0].argmax())
     parts = {part: float(seconds[0, last]) for part, seconds in outcome.parts.items()}
-    held = sum(view.copies * shape.parameters_per_expert for view, shape in zip(views, job.work.layers, strict=True))
-    step_s, copied = float(outcome.step_s[0]), float(held.max()) * job.work.copy_bytes  # type: ignore[union-attr]
-    return Option(text, views, step_s, parts, copied, fits=True, canonical=False, score=step_s)
+    step_s = float(outcome.step_s[0])
+    return Option(text, views, step_s, parts, copy_bytes(job, views), fits=True, canonical=False, score=step_s)
 
 
 def _layers(answer: Answer) -> tuple[LayerPlan, ...]:
@@ -177,6 +199,9 @@ def _print(console: Console, answer: Answer) -> None:
         console.print(_split_table(answer, answer.played))
     console.print(_plans_table(answer))
     lines = [_reason(answer), _copies(answer)]
+    if answer.rungs:
+        each = ", ".join(f"{name} {format_time(seconds)}" for name, seconds in answer.rungs.items())
+        lines.append(f"Step with the best plan of each codec: {each}.")
     if answer.played is None:
         parts = ", ".join(f"{part} {format_time(seconds)}" for part, seconds in answer.option.parts.items())
         lines.append(f"The last DC's step: {parts}.")
@@ -243,6 +268,7 @@ def _as_json(answer: Answer) -> dict[str, Any]:
         "critical_s": None if played is None else played.critical_seconds(),
         "copy_bytes_per_worker": answer.option.copy_bytes,
         "weighed": answer.found.weighed,
+        "codecs_s": answer.rungs,
         "candidates": [
             {
                 "plan": option.name,

@@ -33,6 +33,10 @@ AMOUNT = click.FloatRange(min=0, max=1e6)
 @click.option("--model", type=click.Choice(["runtime", "paper"]), default="runtime", help="Which model predicts.")
 @click.option("--routing", default=None, help="uniform, zipf:EXPONENT or a file of samples; with --workload.")
 @click.option("--tflops", type=click.FloatRange(min=1e-9), default=None, help="Of a worker; with --workload.")
+@click.option("--calibration", default=None, metavar="FILE", help="What hybridep calibrate wrote; with --workload.")
+@click.option(
+    "--codecs", "rungs", default=None, metavar="RUNGS", help="To choose from, as safe,default; with --workload."
+)
 @click.option("--plot", type=click.Path(dir_okay=False), default=None, help="Draw step times; with --workload.")
 @click.option("--hidden", type=COUNT, default=None, help="Width of a token vector.")
 @click.option("--ffn", type=COUNT, default=None, help="Inner width of an expert.")
@@ -65,6 +69,8 @@ def plan(
     model: str,
     routing: str | None,
     tflops: float | None,
+    calibration: str | None,
+    rungs: str | None,
     plot: str | None,
     **numbers: Any,
 ) -> None:
@@ -75,7 +81,7 @@ def plan(
     given = {name: value for name, value in numbers.items() if value is not None}
     try:
         if workload is not None:
-            wish = Wish(workload, spec, memory_gb, routing, tflops, given)
+            wish = Wish(workload, spec, memory_gb, routing, tflops, calibration, rungs, given)
             print_report(wish, load(topology), model, as_json=as_json, output=output, plot=plot)
             return
         shown = _report(load(topology), _workload(**_complete(given)), spec, memory_gb, output)

@@ -104,7 +104,7 @@ class MoELayer(nn.Module):
         self._holdings = Holdings(
             self._number,
             tables,
-            self._kind.apply if runtime.emulated is None else partial(_emulated_expert, runtime.emulated),
+            self._kind.apply if runtime.emulated is None else partial(emulated_expert, runtime.emulated),
             self._shapes,
             parameters,
             like=like.detach(),
@@ -164,7 +164,7 @@ class MoELayer(nn.Module):
         self._runtime.after_layer_backward(self)
 
 
-def _emulated_expert(compute: EmulatedCompute, tensors: Tensors, x_NH: torch.Tensor) -> torch.Tensor:
+def emulated_expert(compute: EmulatedCompute, tensors: Tensors, x_NH: torch.Tensor) -> torch.Tensor:
     return compute.kernel(x_NH, 2.0 * len(x_NH) * sum(tensor.numel() for tensor in tensors), list(tensors))
 
 

@@ -61,7 +61,8 @@ class Workload:
     wire. `weight_bytes`, `gradient_bytes`: per expert parameter on the wire, in the codecs in use. `token_chunks`: the
     parts in which an exchange is pipelined. `pre_expert_s`: compute per layer that can hide expert traffic, once per
     step for weights and once for gradients. `copy_bytes`: memory per parameter of a copy (float32 weights and
-    gradient by default).
+    gradient by default). `home_bytes`: memory per parameter of an expert that others hold, at its home (what a delta
+    codec remembers), `subscriber_bytes` likewise for each DC that holds it.
     """
 
     layers: tuple[LayerShape, ...]
@@ -73,6 +74,8 @@ class Workload:
     token_chunks: int = 1
     pre_expert_s: float = 0.0
     copy_bytes: float = 8.0
+    home_bytes: float = 0.0
+    subscriber_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -80,7 +83,7 @@ class Workload:
         if self.micro_batches < 1 or self.token_chunks < 1:
             raise PlanError("micro_batches and token_chunks must be at least 1")
         amounts = ("tokens_per_worker_per_step", "token_bytes", "weight_bytes", "gradient_bytes", "pre_expert_s")
-        for name in (*amounts, "copy_bytes"):
+        for name in (*amounts, "copy_bytes", "home_bytes", "subscriber_bytes"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise PlanError(f"{name} must be a number from 0, not {getattr(self, name)}")
 

@@ -124,7 +124,7 @@ class _Search:
         """Plain EP, and of very many DCs only the plans that are least bound by their busiest link or worker."""
         if self._job.layout.dcs <= _PLAYED_DCS_MOST:
             return starts
-        fitting = [start for start in starts[1:] if _copy_bytes(self._job, start[1]) <= self._budget_bytes]
+        fitting = [start for start in starts[1:] if copy_bytes(self._job, start[1]) <= self._budget_bytes]
         bounds = {name: self._predictor.least_s(layers) for name, layers in fitting}
         return [starts[0], *sorted(fitting, key=lambda start: (bounds[start[0]], start[0]))[: _PLAYED_MOST - 1]]
 
@@ -139,10 +139,10 @@ class _Search:
                 last = int(outcome.end_s[number].argmax())
                 parts = {part: float(seconds[number, last]) for part, seconds in outcome.parts.items()}
                 step_s = float(outcome.step_s[number])
-                copy_bytes = _copy_bytes(self._job, layers)
-                fits = copy_bytes <= self._budget_bytes
+                held_bytes = copy_bytes(self._job, layers)
+                fits = held_bytes <= self._budget_bytes
                 score = step_s + _BUSY * float(busy_s[number])
-                found.append(Option(name, layers, step_s, parts, copy_bytes, fits, canonical, score))
+                found.append(Option(name, layers, step_s, parts, held_bytes, fits, canonical, score))
         self._weighed += len(found)
         for option in found:
             if option.fits and (self._best is None or _key(option) < _key(self._best)):
@@ -335,12 +335,16 @@ def _popularity(job: Job, layer: int) -> Array:
     return np.array([np.bincount(chosen.ravel(), minlength=count) for chosen in job.routing_of(layer).choices], float)
 
 
-def _copy_bytes(job: Job, layers: Layers) -> float:
-    held = sum(
-        (plan.copies * shape.parameters_per_expert for plan, shape in zip(layers, job.work.layers, strict=True)),
-        np.zeros_like(layers[0].copies),
-    )
-    return float(held.max()) * job.work.copy_bytes
+def copy_bytes(job: Job, layers: Layers) -> float:
+    """Memory of the worker with most: its copies, and what it remembers of its own experts that others hold."""
+    work, total = job.work, np.zeros_like(layers[0].copies)
+    for plan, shape in zip(layers, work.layers, strict=True):
+        total += plan.copies * (shape.parameters_per_expert * work.copy_bytes)
+        if work.home_bytes or work.subscriber_bytes:
+            others = plan.held.sum(0) - 1
+            each = shape.parameters_per_expert * (work.home_bytes * (others > 0) + work.subscriber_bytes * others)
+            np.add.at(total, (plan.spread.home, plan.spread.slot), each)
+    return float(total.max())
 
 
 def _key(option: Option) -> tuple[float, float]:

@@ -1,0 +1,61 @@
+"""Which rung of the codec ladder, among those allowed: bytes, codec time and memory of each, and the search."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import torch
+
+from hybridep_rt.codecs.codec import Codecs, bytes_per_element
+from hybridep_rt.codecs.ladder import LADDER, rung
+from hybridep_rt.planner.auto import SAME
+from hybridep_rt.planner.calibration import Calibration, measured_compute
+from hybridep_rt.planner.economics import Workload
+from hybridep_rt.planner.job import Job
+from hybridep_rt.planner.predict import Predictor
+from hybridep_rt.planner.search import Found, search
+
+_REMEMBERED = 4.0
+"""Bytes of a float32 that a codec keeps per parameter."""
+
+
+def with_codecs(work: Workload, codecs: Codecs) -> Workload:
+    """The work in those codecs. Weights and gradients are float32 before they are coded, as in the runtime.
+
+    A delta codec remembers at an expert's home what receivers hold; error feedback remembers at a copy what is owed; a
+    second moment is kept at both ends, and a predictor's velocity too.
+    """
+    ways, hidden = (codecs.tokens, codecs.backward_tokens), work.layers[0].hidden
+    delta, feedback = (
+        codecs.weights.startswith("delta-"),
+        codecs.gradients.split(":")[0] not in ("exact", "bf16", "fp32", "int8"),
+    )
+    moment, velocity = ":vs=" in codecs.gradients, "predict=" in codecs.weights
+    return replace(
+        work,
+        token_bytes=sum(bytes_per_element(way, torch.float32, width=hidden) for way in ways) / len(ways),
+        weight_bytes=bytes_per_element(codecs.weights, torch.float32),
+        gradient_bytes=bytes_per_element(codecs.gradients, torch.float32),
+        copy_bytes=work.copy_bytes + _REMEMBERED * (feedback + moment + velocity),
+        home_bytes=_REMEMBERED * (delta + velocity),
+        subscriber_bytes=_REMEMBERED * moment,
+    )
+
+
+def search_rungs(
+    job: Job, names: str, calibration: Calibration | None, memory_budget_bytes: float | None
+) -> tuple[str, Job, Found, dict[str, float]]:
+    """The rung whose best plan is fastest (of equally fast ones the most faithful), its job and plans, and all rungs'
+    step times. Raises ConfigError for a rung that doesn't exist.
+    """
+    allowed = {rung(name).name for name in names.split(",")}
+    tried: list[tuple[str, Job, Found]] = []
+    for each in (each for each in LADDER if each.name in allowed):
+        compute = job.compute
+        if calibration is not None:
+            compute = measured_compute(compute, calibration, job.topology, asdict(each.codecs))
+        coded = replace(job, work=with_codecs(job.work, each.codecs), compute=compute)
+        tried.append((each.name, coded, search(Predictor(coded), memory_budget_bytes=memory_budget_bytes)))
+    fastest_s = min(found.choice.step_s for _, _, found in tried)
+    name, coded, found = next(entry for entry in tried if entry[2].choice.step_s <= fastest_s * (1 + SAME))
+    return name, coded, found, {name: found.choice.step_s for name, _, found in tried}
