@@ -97,3 +97,12 @@ def test_all_workers_take_the_plan_of_the_first() -> None:
     taken = run_fleet(Plan(0, Layout((2, 2)), (), "unused"), work, plans=plans)
     assert all(plan == taken[0] for plan in taken)
     assert all(len(holders) >= 2 for holders in taken[3].layers[0].holders)
+
+
+def test_a_plan_is_predicted_where_tokens_are_known() -> None:
+    plans = source()
+    plan = plans.plan([SHAPE], Load(5000))
+    parts = plans.predicted([SHAPE], Load(5000), plan, 0)
+    assert parts is not None
+    assert set(parts) == {"compute", "tokens", "experts", "gradients", "dense"}
+    assert plans.predicted([SHAPE], Load(), plan, 0) is None

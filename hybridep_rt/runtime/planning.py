@@ -14,12 +14,14 @@ from hybridep_rt.errors import PlanError
 from hybridep_rt.planner.auto import make_plan
 from hybridep_rt.planner.calibration import Calibration, measured_compute, usable
 from hybridep_rt.planner.choice import automatic
+from hybridep_rt.planner.comparison import predicted_parts
 from hybridep_rt.planner.economics import LayerShape, Workload
 from hybridep_rt.planner.job import Compute, Job
 from hybridep_rt.planner.makers import block_homes
 from hybridep_rt.planner.plan import Layout, Plan
 from hybridep_rt.planner.plan_file import from_file
 from hybridep_rt.planner.plan_spec import Maker, PlanSpec
+from hybridep_rt.planner.predict import Predictor
 from hybridep_rt.planner.routing import uniform
 from hybridep_rt.runtime.kernel_rate import measure_flops_per_s
 from topology import Topology
@@ -56,6 +58,9 @@ class PlanSource(Protocol):
     def plan(self, shapes: Sequence[LayerShape], load: Load) -> Plan:
         """The plan for all layers."""
 
+    def predicted(self, shapes: Sequence[LayerShape], load: Load, plan: Plan, dc: int) -> dict[str, float] | None:
+        """Seconds of a DC's step by `comparison.COMPONENTS`; None where too little is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class FixedPlan:
@@ -83,6 +88,11 @@ class FixedPlan:
         if len(shapes) != len(self.fixed.layers):
             raise PlanError(f"the plan has {len(self.fixed.layers)} layers, the model has {len(shapes)}")
         return self.fixed
+
+    def predicted(self, shapes: Sequence[LayerShape], load: Load, plan: Plan, dc: int) -> dict[str, float] | None:
+        """None: of the topology nothing is known."""
+        del shapes, load, plan, dc
+        return None
 
 
 @dataclass(frozen=True)
@@ -125,6 +135,13 @@ class TopologyPlan:
             plan = automatic(job, epoch=self.epoch)
             return replace(plan, reason=f"{plan.reason} {known}")
         return make_plan(self.spec, self.topology, self.workload(shapes, load), epoch=self.epoch)
+
+    def predicted(self, shapes: Sequence[LayerShape], load: Load, plan: Plan, dc: int) -> dict[str, float] | None:
+        """Needs the number of tokens, and a model with MoE layers."""
+        if load.tokens_per_step is None or not shapes:
+            return None
+        predictor = Predictor(self.job(shapes, load)[0])
+        return predicted_parts(predictor.predict([predictor.site_plans(plan.layers)]), dc)
 
     def job(self, shapes: Sequence[LayerShape], load: Load) -> tuple[Job, str]:
         """One step as the planner's model sees it, and a sentence on where its compute rate comes from.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from hybridep_rt.codecs.ladder import EXACT, Rung, parse_rung
 from hybridep_rt.codecs.update import Step
 from hybridep_rt.errors import ConfigError
 from hybridep_rt.metrics import CodecFigures, Metrics
+from hybridep_rt.planner.comparison import StepWatch, described, deviations
 from hybridep_rt.planner.economics import LayerShape
 from hybridep_rt.planner.plan import LayerPlan, Layout, Plan
 from hybridep_rt.protocol.address import Address
@@ -106,6 +108,7 @@ class Runtime:
         self._watch: CodecWatch | None = None
         self._synchronise = True
         self._finish_queued = False
+        self._step_watch: StepWatch | None = None
         self._closed = False
 
     @property
@@ -205,6 +208,8 @@ class Runtime:
         self.publish()
         if self.rank == 0:
             _LOG.info("plan: %s", "\n".join((self.plan.reason, *terms)))
+            predicted = self.plans.predicted(shapes, load, self.plan, self.address.dc)
+            self._step_watch = None if predicted is None else StepWatch(predicted)
             if self.emulated is not None:
                 _LOG.info(
                     "compute is emulated at %g FLOP/s: times are those of such a machine", self.emulated.flops_per_s
@@ -420,10 +425,21 @@ class Runtime:
         self.clock.stepped()
         if not isinstance(optimizer, AdamW):
             self._publish(None)
+        if self._step_watch is not None:
+            self._compare(self._step_watch)
         if self.clock.step % FIGURES_EVERY == 0:
             self._log_figures()
         if self._watch is not None and self._watch.is_due(self.clock.step, self.rung):
             self._judge_codec(self._watch)
+
+    def _compare(self, watch: StepWatch) -> None:
+        """Measured against predicted, at the first worker, every so often."""
+        measured = watch.stepped(time.monotonic(), self.metrics.snapshot().waited_s)
+        if measured is None:
+            return
+        _LOG.info("step %d: %s", self.clock.step, described(watch.predicted, measured))
+        for line in deviations(watch.predicted, measured):
+            _LOG.warning("step %d: the plan's prediction is off; %s", self.clock.step, line)
 
     def _log_figures(self) -> None:
         figures = self.codec_figures()
