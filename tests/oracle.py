@@ -5,7 +5,7 @@ Loss of a job = mean over its workers of the sum over micro-batches of the worke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -91,17 +91,32 @@ class Result:
     start: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
+Optimize = Callable[..., torch.optim.Optimizer]
+
+
+def adamw(parameters: object) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.05, weight_decay=0.1)
+
+
 def train_distributed(
-    case: Case, runtime: Runtime, device: str = "cpu", after_step: Callable[[int], None] = lambda step: None
+    case: Case,
+    runtime: Runtime,
+    device: str = "cpu",
+    after_step: Callable[[int], None] = lambda step: None,
+    switches: Sequence[Plan] = (),
+    optimize: Optimize = adamw,
 ) -> Result:
-    """One worker's part, written as a user would. The result is on the CPU."""
+    """One worker's part, written as a user would, going over to a plan of `switches` after each of the first steps.
+
+    The result is on the CPU.
+    """
     torch.manual_seed(runtime.rank)
     model = Model(case, runtime).double().to(device)
     with torch.no_grad():
         for layer in model.layers:
             for e, bias in enumerate(case.router_bias):
                 layer.router.weight[e] += bias
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+    optimizer = optimize(model.parameters())
     runtime.attach(model, optimizer)
     result = Result(start={name: p.detach().cpu().clone() for name, p in model.named_parameters()})
     for step in range(case.steps):
@@ -125,6 +140,8 @@ def train_distributed(
             }
         optimizer.step()
         after_step(step)
+        if step < len(switches):
+            runtime.switch(switches[step])
     with torch.no_grad():
         result.outputs.append(model(case.batches(case.steps)[runtime.rank][0].to(device)).cpu())
     result.parameters = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
@@ -176,10 +193,10 @@ class DenseModel:
         return (0.5 * a * (1 + torch.erf(a / 2**0.5))) @ self.p[prefix + "down"].T
 
 
-def train_dense(case: Case, workers: int, start: dict[str, torch.Tensor]) -> list[Result]:
+def train_dense(case: Case, workers: int, start: dict[str, torch.Tensor], optimize: Optimize = adamw) -> list[Result]:
     """The whole job in one process; one Result per worker, whose gradients and parameters are the whole model's."""
     model = DenseModel(case, start)
-    optimizer = torch.optim.AdamW(model.p.values(), lr=0.05, weight_decay=0.1)
+    optimizer = optimize(model.p.values())
     results = [Result() for _ in range(workers)]
     for step in range(case.steps):
         optimizer.zero_grad()
@@ -205,26 +222,23 @@ def train_dense(case: Case, workers: int, start: dict[str, torch.Tensor]) -> lis
     return results
 
 
-def compare(case: Case, plan: Plan, results: list[Result], tolerance: float = 1e-10) -> None:
+def compare(
+    case: Case, plan: Plan, results: list[Result], tolerance: float = 1e-10, optimize: Optimize = adamw
+) -> None:
     """Assert that the workers' results equal the dense run's."""
     start: dict[str, torch.Tensor] = {}
     for result in results:
         start.update(result.start)
-    dense = train_dense(case, plan.layout.workers, start)
-    names = set()
+    dense = train_dense(case, plan.layout.workers, start, optimize)
+    for kind in ("gradients", "parameters"):
+        names = {name for result in results for name in getattr(result, kind)}
+        assert names == set(start), "some expert is homed nowhere"
     for number, (result, expected) in enumerate(zip(results, dense, strict=True)):
         for kind in ("outputs", "input_gradients", "norms"):
             for mine, theirs in zip(getattr(result, kind), getattr(expected, kind), strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=0, atol=tolerance, msg=f"worker {number}: {kind}")
-        for name, parameter in result.parameters.items():
-            names.add(name)
-            message = f"worker {number}: {name}"
-            gradient = result.gradients[name]
-            assert gradient is not None, message
-            torch.testing.assert_close(
-                gradient, expected.gradients[name], rtol=0, atol=tolerance, msg=f"gradient at {message}"
-            )
-            torch.testing.assert_close(
-                parameter, expected.parameters[name], rtol=0, atol=tolerance, msg=f"parameter at {message}"
-            )
-    assert names == set(start), "some expert is homed nowhere"
+        for kind in ("gradients", "parameters"):
+            for name, value in getattr(result, kind).items():
+                message = f"worker {number}: {name} in {kind}"
+                assert value is not None, message
+                torch.testing.assert_close(value, getattr(expected, kind)[name], rtol=0, atol=tolerance, msg=message)

@@ -21,19 +21,22 @@ from tests.oracle import Case, train_distributed
 EXPERTS = 7
 
 
-def cases(layout: Layout, scaling: tuple[int, ...] | None) -> list[tuple[Plan, Case]]:
-    """Every kind of plan and routing that the in-memory oracle covers, once."""
+def cases(layout: Layout, scaling: tuple[int, ...] | None) -> list[tuple[list[Plan], Case]]:
+    """Every kind of plan and routing that the in-memory oracle covers, once, and a run that goes through them all."""
     sizes = [(layout.dcs,)] if scaling is None else [(2, 1), (1, 2), (2, 2)]
     plans = [plain_ep(layout, EXPERTS), replicate_all(layout, EXPERTS), _crossed(layout)]
     plans += [domains(layout, EXPERTS, size, scaling) for size in sizes]
     tokens = tuple((4 + worker, worker % 2, 3) for worker in range(layout.workers))
     shapes = [Case(EXPERTS, top_k, micro_tokens=tokens, layers=2, chunks=2, clip=0.1) for top_k in (1, 2, EXPERTS)]
     crowded = Case(EXPERTS, 1, renormalise=False, micro_tokens=tokens, router_bias=(0, 0, 9, 0, 0, 0, 0), expert="gelu")
-    found = [(Plan(0, layout, (layer,) * 2, "oracle"), shapes[n % 3]) for n, layer in enumerate(plans)]
+    found = [([Plan(0, layout, (layer,) * 2, "oracle")], shapes[n % 3]) for n, layer in enumerate(plans)]
+    moved = plain_ep(layout, EXPERTS, homes=[(expert + 1) % layout.workers for expert in range(EXPERTS)])
+    through = [Plan(n, layout, layers, "oracle") for n, layers in enumerate(zip(plans, [moved, *plans], strict=False))]
     return [
         *found,
-        (Plan(0, layout, (plans[0],), "oracle"), crowded),
-        (Plan(0, layout, (plans[1],), "oracle"), crowded),
+        ([Plan(0, layout, (plans[0],), "oracle")], crowded),
+        ([Plan(0, layout, (plans[1],), "oracle")], crowded),
+        (through, dataclasses.replace(shapes[1], steps=len(through))),
     ]
 
 
@@ -57,9 +60,9 @@ def main(folder: Path) -> None:
     base = hybridep_rt.init()
     site = base.site
     scaling = (2, 2) if base.layout.workers_per_dc == (2, 2) else None
-    for number, (plan, case) in enumerate(cases(base.layout, scaling)):
+    for number, ((plan, *later), case) in enumerate(cases(base.layout, scaling)):
         runtime: Runtime = dataclasses.replace(base, plans=FixedPlan(plan), chunks=case.chunks, make_site=lambda: site)
-        result = train_distributed(case, runtime)
+        result = train_distributed(case, runtime, switches=later)
         torch.save(dataclasses.asdict(result), folder / f"{number}-{base.rank}.pt")
     print("cases done:", number + 1)
 

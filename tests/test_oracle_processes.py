@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_case_equals_one_dense_process(folder, name):
     finish(start(topology(folder, name), folder / name))
     layout = Layout(LAYOUTS[name])
-    for number, (plan, case) in enumerate(cases(layout, (2, 2) if name == "symmetric" else None)):
+    for number, ((plan, *_), case) in enumerate(cases(layout, (2, 2) if name == "symmetric" else None)):
         compare(case, plan, read(folder / name, number, layout.workers))
 
 

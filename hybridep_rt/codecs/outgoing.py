@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from hybridep_rt.codecs.codec import make_codec
 from hybridep_rt.codecs.feedback import Feedback
 from hybridep_rt.protocol.messages import Bytes
+
+_CODEC, _AHEAD, _CARRIED = "codec.", "ahead.", "carried"
 
 
 class Outgoing:
@@ -41,6 +45,33 @@ class Outgoing:
         prepared = self._ahead if spec == self._ahead_spec else None
         self._codec = make_codec(spec) if prepared is None else prepared
         self._spec, self._ahead = spec, None
+
+    def flush(self) -> torch.Tensor | None:
+        """All that is owed, flat, to be sent exactly: nothing is owed afterwards. None where nothing ever was."""
+        owed = self._codec.flush() if isinstance(self._codec, Feedback) else None
+        carried, self._carried = self._carried, None
+        if owed is None or carried is None:
+            return carried if owed is None else owed
+        return owed + carried
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """For a checkpoint. The codec in use is the one of the step that is resumed."""
+        parts = {_CODEC: self._codec, _AHEAD: self._ahead}
+        found = {
+            prefix + name: value
+            for prefix, codec in parts.items()
+            if isinstance(codec, Feedback)
+            for name, value in codec.state().items()
+        }
+        return found if self._carried is None else {**found, _CARRIED: self._carried}
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from a checkpoint of a stream that used the same codecs."""
+        for prefix, codec in ((_CODEC, self._codec), (_AHEAD, self._ahead)):
+            found = {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
+            if isinstance(codec, Feedback) and found:
+                codec.load_state(found)
+        self._carried = state.get(_CARRIED)
 
     @property
     def carries(self) -> bool:

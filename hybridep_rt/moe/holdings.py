@@ -19,6 +19,7 @@ from hybridep_rt.codecs.codec import Codec, Codecs, cut_frames, make_codec, opti
 from hybridep_rt.codecs.feedback import Feedback
 from hybridep_rt.codecs.outgoing import Outgoing
 from hybridep_rt.codecs.shared import SharedResidual
+from hybridep_rt.codecs.streams import joining_payload
 from hybridep_rt.codecs.update import Step, Update, update_and_encode
 from hybridep_rt.errors import CodecError
 from hybridep_rt.metrics import CodecFigures
@@ -74,24 +75,63 @@ class Holdings:
         self._like = like
         self._site = site
         self._wan = wan
-        self._leaves: dict[int, list[torch.Tensor]] = {
-            e: [torch.zeros(shape, dtype=like.dtype, device=like.device).requires_grad_() for shape in shapes]
-            for e in tables.held
-            if e not in parameters
-        }
-        passing = {*tables.held, *tables.gateway_of, *chain.from_iterable(tables.weight_gather)}
+        self._leaves = {e: self._new_leaves() for e in tables.copies}
         self._collectives = collectives
         self._mean = self._mean_for(codecs.weights)
-        self._weights = WeightStreams(codecs.weights, passing, len(shapes))
-        self._outgoing = {e: [Outgoing(codecs.gradients, ahead.gradients) for _ in shapes] for e in tables.gateway_of}
+        self._weights = WeightStreams(codecs.weights, tables.passing, len(shapes))
+        self._ahead = ahead.gradients
+        self._moments: dict[tuple[int, int], HomeMoment] = {}
         self._incoming = self._incoming_gradients(codecs.gradients)
-        others = {*chain.from_iterable(tables.weight_spread), *(e for e, to in tables.subscribers.items() if to)}
-        self._shared = others.intersection(tables.homes)
+        self._outgoing = {e: self._new_outgoing() for e in tables.gateway_of}
+        self.carried: dict[int, list[torch.Tensor]] = {}
+        """Gradients of experts homed here that streams owed when they ended: part of the next sum."""
         self._copy_version = 0
         self._version = 0
         self._published: dict[int, dict[int, list[Bytes]]] = {}
+        self._joining: dict[int, list[Bytes]] = {}
         self._stage = Stage.CLEAN
         self._site_sums: dict[int, list[torch.Tensor]] = {}
+
+    def rebind(self, tables: LayerTables, parameters: Mapping[int, Sequence[torch.nn.Parameter]]) -> None:
+        """Go on under another plan, when neither weights nor gradients are on their way.
+
+        Copies and streams that both plans have stay as they are; all others are freed, or begin anew.
+        """
+        copies = {*self._tables.copies} & {*tables.copies}
+        # An expert that nobody else holds any more begins anew with its next receiver: its stream is not kept up.
+        homes = {e for e in tables.homes if e in self._parameters and tables.is_published(e)}
+        self._tables, self._parameters = tables, parameters
+        self.carried = {e: owed for e, owed in self.carried.items() if e in parameters}
+        self._leaves = {e: self._leaves[e] if e in copies else self._new_leaves() for e in tables.copies}
+        self._weights.rebind(tables.passing, copies | homes, self._version)
+        if self._mean is not None:
+            self._mean.rebind(parameters)
+            if self._mean.number:
+                self._weights.share(self._mean.tensors, self._mean.number)
+        self._outgoing = {e: self._outgoing.get(e) or self._new_outgoing() for e in tables.gateway_of}
+        moments, incoming = self._moments, self._incoming_gradients(self._gradient_spec)
+        self._incoming = {stream: self._incoming.get(stream, made) for stream, made in incoming.items()}
+        self._moments = {tensor: moments.get(tensor, made) for tensor, made in self._moments.items()}
+
+    def home_streams(self, expert: int) -> dict[str, Sequence[object]]:
+        """What this worker remembers about an expert that is homed here, by names that are the same at any home."""
+        sources = self._tables.subscribers[expert]
+        found: dict[str, Sequence[object]] = {
+            f"returns.{each.dc}.{each.worker}": self._incoming[expert, each] for each in sources
+        }
+        found["weights"] = self._weights.of(expert, self._version)
+        found["moments"] = [self._moments.get((expert, number)) for number in range(len(self._shapes))]
+        return found
+
+    @property
+    def outgoing(self) -> Mapping[int, Sequence[Outgoing]]:
+        """The streams of gradients that this worker sends to other DCs, by expert."""
+        return self._outgoing
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no gradients wait to be collected."""
+        return self._stage is Stage.CLEAN
 
     @property
     def copied_elements(self) -> int:
@@ -106,13 +146,15 @@ class Holdings:
             self._mean = self._mean_for(codecs.weights)
         for outgoing in chain.from_iterable(self._outgoing.values()):
             outgoing.change(codecs.gradients)
+        self._ahead = codecs.gradients
         if codecs.gradients != self._gradient_spec:
             self._incoming = self._incoming_gradients(codecs.gradients)
 
     def codec_figures(self) -> CodecFigures:
         """What codecs did to this worker's experts: a pass or two over the memory of those that others hold."""
         streams = chain.from_iterable(
-            zip(self._weights.of(e, self._version), self._parameters[e], strict=True) for e in sorted(self._shared)
+            zip(self._weights.of(e, self._version), self._parameters[e], strict=True)
+            for e in filter(self._tables.is_published, self._tables.homes)
         )
         owed = (each.owed_norm() for each in chain.from_iterable(self._outgoing.values()))
         return CodecFigures(copy_error(streams), math.hypot(*owed))
@@ -142,7 +184,7 @@ class Holdings:
         published = self._published[self._version] = {}
         for expert in self._tables.homes:
             updates = [self._update(step, expert, number) for number in range(len(self._shapes))]
-            if expert not in self._shared:
+            if not self._tables.is_published(expert):
                 for update in filter(None, updates):
                     update.run()
                 continue
@@ -151,17 +193,23 @@ class Holdings:
                 update_and_encode(codec, tensor, update)
                 for codec, tensor, update in zip(codecs, self._parameters[expert], updates, strict=True)
             ]
-            for to in self._tables.subscribers[expert]:
-                self._wan.send(
-                    to,
-                    f"experts/{self._layer}",
-                    self._weights_at(self._version, expert),
-                    published[expert],
-                    traffic=Traffic.EXPERTS,
-                    urgency=self._layer,
-                )
+            self._send_weights(self._tables, expert, published[expert], self._weights_at(self._version))
         if self._mean is not None:
             self._mean.after_publish(self._version)
+
+    def publish_to(self, joining: LayerTables, at: Position) -> None:
+        """Send those who hold new copies, as `joining` says, what the other copies have. Does not wait."""
+        for expert in filter(joining.is_published, joining.homes):
+            codecs = self._weights.of(expert, self._version)
+            self._joining[expert] = [
+                joining_payload(codec, tensor) for codec, tensor in zip(codecs, self._parameters[expert], strict=True)
+            ]
+            self._send_weights(joining, expert, self._joining[expert], at)
+
+    def refresh_from(self, joining: LayerTables, at: Position) -> None:
+        """Wait for what `publish_to` sent here. A collective of the DC where copies move inside it."""
+        joined, self._joining = self._joining, {}
+        self._receive_weights(joining, self._version, joined, at)
 
     def refresh(self) -> None:
         """Wait until the copies have the weights of the last `publish`, and decode them."""
@@ -227,6 +275,8 @@ class Holdings:
                     part = self._receive_gradient(expert, at._replace(chunk=expert), source)
                 if part is not None:
                     parts.append(part)
+            if expert in self.carried:
+                parts.append(self.carried.pop(expert))
             own = self._site_sums.get(expert)
             for number, parameter in enumerate(self._parameters[expert]):
                 if not parameter.requires_grad:
@@ -282,25 +332,36 @@ class Holdings:
     def _receive_until(self, version: int) -> None:
         while self._copy_version < version:
             self._copy_version += 1
-            self._receive_weights(self._copy_version)
+            published, at = self._published.pop(self._copy_version), self._weights_at(self._copy_version)
+            self._receive_weights(self._tables, self._copy_version, published, at)
 
-    def _receive_weights(self, version: int) -> None:
-        arrived: dict[int, Sequence[Bytes]] = dict(self._published.pop(version))
-        for expert in self._tables.gateway_of:
-            at = self._weights_at(version, expert)
-            arrived[expert] = [self._wan.receive(self._tables.home_of[expert], f"experts/{self._layer}", at).payload]
-        if self._tables.site_spreads:
+    def _send_weights(self, tables: LayerTables, expert: int, payload: list[Bytes], at: Position) -> None:
+        for to in tables.subscribers[expert]:
+            self._wan.send(
+                to,
+                f"experts/{self._layer}",
+                at._replace(chunk=expert),
+                payload,
+                traffic=Traffic.EXPERTS,
+                urgency=self._layer,
+            )
+
+    def _receive_weights(
+        self, tables: LayerTables, version: int, published: Mapping[int, list[Bytes]], at: Position
+    ) -> None:
+        arrived: dict[int, Sequence[Bytes]] = dict(published)
+        for expert in tables.gateway_of:
+            message = self._wan.receive(tables.home_of[expert], f"experts/{self._layer}", at._replace(chunk=expert))
+            arrived[expert] = [message.payload]
+        if tables.site_spreads:
             parcels = [
-                (self._joined(chain.from_iterable(arrived[e] for e in experts)),)
-                for experts in self._tables.weight_spread
+                (self._joined(chain.from_iterable(arrived[e] for e in experts)),) for experts in tables.weight_spread
             ]
-            at = self._weights_at(version, -1)
             received = self._site.exchange(at, parcels)
-            for experts, (blob,) in zip(self._tables.weight_gather, received, strict=True):
+            for experts, (blob,) in zip(tables.weight_gather, received, strict=True):
                 arrived.update(self._split_weights(version, experts, memoryview(as_bytes(blob))))
-        for expert in self._tables.held:
-            if expert not in self._parameters:
-                self._decode_weights(version, expert, memoryview(b"".join(arrived[expert])))
+        for expert in tables.copies:
+            self._decode_weights(version, expert, memoryview(b"".join(arrived[expert])))
 
     def _split_weights(self, version: int, experts: Sequence[int], blob: memoryview) -> dict[int, Sequence[Bytes]]:
         """What a neighbour handed over: the payloads of several experts, tensor by tensor."""
@@ -397,5 +458,12 @@ class Holdings:
     def _made(self, spec: str) -> Streams:
         return [make_codec(spec) for _ in self._shapes]
 
-    def _weights_at(self, version: int, expert: int) -> Position:
-        return Position(version, 0, self._layer, Phase.EXPERTS, expert)
+    def _new_leaves(self) -> list[torch.Tensor]:
+        dtype, device = self._like.dtype, self._like.device
+        return [torch.zeros(shape, dtype=dtype, device=device).requires_grad_() for shape in self._shapes]
+
+    def _new_outgoing(self) -> list[Outgoing]:
+        return [Outgoing(self._gradient_spec, self._ahead) for _ in self._shapes]
+
+    def _weights_at(self, version: int) -> Position:
+        return Position(version, 0, self._layer, Phase.EXPERTS)

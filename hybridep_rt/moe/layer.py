@@ -12,15 +12,18 @@ from hybridep_rt.codecs.codec import Codecs, make_codec
 from hybridep_rt.codecs.update import Step
 from hybridep_rt.errors import ConfigError
 from hybridep_rt.metrics import CodecFigures
+from hybridep_rt.moe.change import layer_change
 from hybridep_rt.moe.exchange import Exchange, ExchangeFunction, TokenCodecs
 from hybridep_rt.moe.experts import Tensors, expert_kind, expert_seed, initial_tensors
+from hybridep_rt.moe.handover import Handover, load_home_state, part_of
 from hybridep_rt.moe.holdings import Holdings
 from hybridep_rt.moe.router import Router
-from hybridep_rt.moe.tables import layer_tables
+from hybridep_rt.moe.tables import LayerTables, layer_tables
 from hybridep_rt.planner.economics import LayerShape
 from hybridep_rt.planner.plan import LayerPlan
 from hybridep_rt.protocol.position import Position
 from hybridep_rt.runtime.emulated import EmulatedCompute
+from hybridep_rt.runtime.ownership import Ownership
 from hybridep_rt.runtime.session import Runtime
 from hybridep_rt.runtime.start import current
 
@@ -72,6 +75,7 @@ class MoELayer(nn.Module):
         self.aux_coefficient = aux_coefficient
         self.z_coefficient = z_coefficient
         self.aux_loss = torch.zeros(())
+        self._plan: LayerPlan | None = None
         self._exchange: Exchange | None = None
         self._holdings: Holdings | None = None
 
@@ -96,33 +100,67 @@ class MoELayer(nn.Module):
 
     def bind(self, plan: LayerPlan) -> None:
         """Build this worker's executor for a plan; called by `attach`."""
-        runtime, like = self._runtime, self.router.weight
+        runtime = self._runtime
         tables = layer_tables(plan, runtime.layout, runtime.address)
-        parameters = {
-            int(e): [bank.get_parameter(name) for name in self._kind.names] for e, bank in self.experts.items()
-        }
+        self._plan = plan
         self._holdings = Holdings(
             self._number,
             tables,
             self._kind.apply if runtime.emulated is None else partial(emulated_expert, runtime.emulated),
             self._shapes,
-            parameters,
-            like=like.detach(),
+            self._homes(),
+            like=self.router.weight.detach(),
             site=runtime.site,
             wan=runtime.wan,
             codecs=runtime.codecs,
             ahead=runtime.rung.codecs,
             collectives=runtime.collectives,
         )
-        self._exchange = Exchange(
-            tables,
-            runtime.layout,
-            runtime.site,
-            runtime.wan,
-            chunks=runtime.chunks,
-            codecs=self._token_codecs(runtime.codecs),
-            device=like.device,
-        )
+        self._exchange = self._make_exchange(tables)
+
+    def settle(self) -> None:
+        """Wait for weights that are on their way. Raises ConfigError where gradients wait for the optimizer step."""
+        if not self._bound.is_settled:
+            raise ConfigError(
+                f"layer {self._number} holds gradients of a backward pass that is not over: "
+                "plans change between optimizer.step() and the next forward"
+            )
+        self._bound.refresh()
+
+    def hand_over(self, plan: LayerPlan, at: Position, ownership: Ownership) -> None:
+        """Begin to change plans: send what is owed and the experts whose homes leave. Does not wait."""
+        assert self._plan is not None
+        runtime, at = self._runtime, at._replace(layer=self._number)
+        change = layer_change(self._plan, plan, runtime.layout)
+        self._plan, self._handover = plan, Handover(change, self._bound, runtime.address, runtime.wan, at)
+        self._joining = layer_tables(change.joining, runtime.layout, runtime.address)
+        self._handover.settle_debts()
+        for move in self._handover.leaving:
+            bank = self.experts.pop(str(move.expert))
+            self._handover.send_expert(move, [bank.get_parameter(name) for name in self._kind.names], ownership)
+
+    def take_over(self, at: Position, ownership: Ownership) -> None:
+        """Wait for the experts whose homes are here now, and send the weights that new copies begin with."""
+        assert self._plan is not None
+        like, holdings, records = self.router.weight.detach(), self._bound, {}
+        for move in self._handover.coming:
+            tensors, records[move.expert] = self._handover.receive_expert(move, self._shapes)
+            self._add_expert(move.expert, [tensor.to(like.device) for tensor in tensors])
+        tables = layer_tables(self._plan, self._runtime.layout, self._runtime.address)
+        holdings.rebind(tables, self._homes())
+        for expert, record in records.items():
+            load_home_state(holdings, expert, record, like)
+            bank = self.experts[str(expert)]
+            for number, name in enumerate(self._kind.names):
+                ownership.adopt(bank.get_parameter(name), part_of(record, f"tensor.{number}."))
+        self._handover.collect_debts(self._shapes, like.dtype, like.device)
+        self._exchange = self._make_exchange(tables)
+        holdings.publish_to(self._joining, at._replace(layer=self._number))
+
+    def catch_up(self, at: Position) -> None:
+        """Wait for the weights of new copies: the change is over."""
+        self._bound.refresh_from(self._joining, at._replace(layer=self._number))
+        del self._handover, self._joining
 
     def change_codecs(self, codecs: Codecs) -> None:
         """Use other codecs from now on; called by the runtime of every worker between two steps."""
@@ -153,6 +191,27 @@ class MoELayer(nn.Module):
     def exact_copies(self, position: Position) -> AbstractContextManager[None]:
         """See `Holdings.exact_copies`."""
         return self._bound.exact_copies(position._replace(layer=self._number))
+
+    def _homes(self) -> dict[int, list[nn.Parameter]]:
+        return {int(e): [bank.get_parameter(name) for name in self._kind.names] for e, bank in self.experts.items()}
+
+    def _add_expert(self, expert: int, tensors: list[torch.Tensor]) -> None:
+        """Own one more expert; banks stay in the order of global ids."""
+        self.experts[str(expert)] = nn.ParameterDict(dict(zip(self._kind.names, tensors, strict=True)))
+        for name in sorted(self.experts, key=int):
+            self.experts[name] = self.experts.pop(name)
+
+    def _make_exchange(self, tables: LayerTables) -> Exchange:
+        runtime = self._runtime
+        return Exchange(
+            tables,
+            runtime.layout,
+            runtime.site,
+            runtime.wan,
+            chunks=runtime.chunks,
+            codecs=self._token_codecs(runtime.codecs),
+            device=self.router.weight.device,
+        )
 
     @property
     def _bound(self) -> Holdings:

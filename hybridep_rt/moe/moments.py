@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -57,6 +57,14 @@ class HomeMoment:
             return None
         scale = (now / self._norm) ** 2
         return self._total if scale == 1 else self._total.mul_(scale)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """For a checkpoint between two steps: the own DC's average. What others told is theirs."""
+        return self._own.state()
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from a checkpoint."""
+        self._own.load_state(state)
 
 
 def _norm(gradient: torch.Tensor) -> float:

@@ -44,6 +44,10 @@ class SharedWeights:
         """How many means there were."""
         self.tensors: list[torch.Tensor] = []
 
+    def rebind(self, parameters: Mapping[int, Sequence[torch.nn.Parameter]]) -> None:
+        """Other experts are homed here from now on. A refresh that runs has its sums already."""
+        self._parameters = parameters
+
     def before_publish(self, version: int) -> bool:
         """Whether there is a new mean for this version; waits for the one that is due."""
         if not self.number:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 
@@ -22,6 +22,7 @@ class WeightStreams:
 
     def __init__(self, spec: str, experts: Iterable[int], tensors: int) -> None:
         self._spec = spec
+        self._specs = [(0, spec)]
         self._tensors = tensors
         self._current = {expert: self._made(spec) for expert in experts}
         self._coming: dict[int, list[tuple[int, Streams]]] = {expert: [] for expert in self._current}
@@ -38,6 +39,7 @@ class WeightStreams:
         if spec == self._spec:
             return False
         self._spec = spec
+        self._specs.append((first_version, spec))
         for coming in self._coming.values():
             coming.append((first_version, self._made(spec)))
         return True
@@ -49,6 +51,17 @@ class WeightStreams:
             for codec, tensor in zip(streams, tensors, strict=True):
                 if isinstance(codec, SharedResidual):
                     codec.set_shared(tensor, number)
+
+    def rebind(self, experts: Iterable[int], staying: Collection[int], version: int) -> None:
+        """Have the codecs of these experts, in use since `version`: those that stay go on, the others begin anew."""
+        while len(self._specs) > 1 and self._specs[1][0] <= version:
+            del self._specs[0]
+        (_, in_use), *later = self._specs
+        kept = {e: (self.of(e, version), self._coming[e]) for e in experts if e in staying}
+        self._current, self._coming = {}, {}
+        for expert in experts:
+            new = self._made(in_use), [(first, self._made(spec)) for first, spec in later]
+            self._current[expert], self._coming[expert] = kept.get(expert, new)
 
     def _made(self, spec: str) -> Streams:
         return [make_codec(spec) for _ in range(self._tensors)]

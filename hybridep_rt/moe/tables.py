@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 from hybridep_rt.planner.plan import LayerPlan, Layout
 from hybridep_rt.protocol.address import Address
@@ -36,6 +37,20 @@ class LayerTables:
     weight_gather: tuple[tuple[int, ...], ...]
     site_spreads: bool
     """Whether any weights move inside this DC, so that its workers have to meet."""
+
+    @property
+    def copies(self) -> tuple[int, ...]:
+        """The experts held here whose homes are elsewhere."""
+        return tuple(e for e in self.held if self.home_of[e] != self.me)
+
+    @property
+    def passing(self) -> set[int]:
+        """The experts whose weights this worker encodes, decodes or hands on."""
+        return {*self.held, *self.gateway_of, *chain.from_iterable(self.weight_gather)}
+
+    def is_published(self, expert: int) -> bool:
+        """Whether anybody else holds an expert that is homed here."""
+        return bool(self.subscribers[expert]) or any(expert in experts for experts in self.weight_spread)
 
 
 def gateway(plan: LayerPlan, layout: Layout, expert: int, dc: int) -> int | None:

@@ -125,6 +125,17 @@ class Plan:
                 raise PlanError(f"layer {number}: {error.reason}") from None
 
 
+def check_successor(old: Plan, new: Plan) -> None:
+    """Raise PlanError unless a run under `old` can go on under `new`."""
+    if new.epoch != old.epoch + 1:
+        raise PlanError(f"the plan after epoch {old.epoch} must have epoch {old.epoch + 1}, not {new.epoch}")
+    if new.layout != old.layout:
+        raise PlanError(f"the plan is for workers {new.layout.workers_per_dc}, not {old.layout.workers_per_dc}")
+    found, needed = ([layer.num_experts for layer in plan.layers] for plan in (new, old))
+    if found != needed:
+        raise PlanError(f"the plan is for layers of {found} experts, the model has {needed}")
+
+
 def _check_shape(name: str, rows: Sequence[Sequence[int]], length: int, width: int | None = None) -> None:
     if len(rows) != length:
         raise PlanError(f"{name} must have {length} entries, not {len(rows)}")

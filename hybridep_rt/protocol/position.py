@@ -20,6 +20,7 @@ class Phase(IntEnum):
     ATTACH = 9
     MAILBOX = 10
     SHUTDOWN = 11
+    SWITCH = 12
     SHARED = 13
 
 

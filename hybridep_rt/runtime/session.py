@@ -20,7 +20,7 @@ from hybridep_rt.errors import ConfigError
 from hybridep_rt.metrics import CodecFigures, Metrics
 from hybridep_rt.planner.comparison import StepWatch, described, deviations
 from hybridep_rt.planner.economics import LayerShape
-from hybridep_rt.planner.plan import LayerPlan, Layout, Plan
+from hybridep_rt.planner.plan import LayerPlan, Layout, Plan, check_successor
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.messages import Traffic
 from hybridep_rt.protocol.position import Phase, Position
@@ -32,6 +32,7 @@ from hybridep_rt.runtime.collectives import Collectives
 from hybridep_rt.runtime.emulated import EmulatedCompute
 from hybridep_rt.runtime.gradients import DenseGradients, all_finite
 from hybridep_rt.runtime.mailbox import Mailbox
+from hybridep_rt.runtime.ownership import Ownership
 from hybridep_rt.runtime.planning import Load, PlanSource
 from hybridep_rt.runtime.proposal import shared_plan
 from hybridep_rt.transport.ports import SiteGroup, WanPort
@@ -59,6 +60,18 @@ class HybridLayer(Protocol):
 
     def publish(self, step: Step | None = None) -> None:
         """Send the homes' weights to the DCs that subscribe, each after its update where `step` has one."""
+
+    def settle(self) -> None:
+        """Wait for weights that are on their way. Raises ConfigError where gradients are."""
+
+    def hand_over(self, plan: LayerPlan, at: Position, ownership: Ownership) -> None:
+        """Begin to change plans: send all that moves to other homes, which are not waited for."""
+
+    def take_over(self, at: Position, ownership: Ownership) -> None:
+        """Wait for what moves here, and send what new copies begin with."""
+
+    def catch_up(self, at: Position) -> None:
+        """Wait for what new copies begin with."""
 
     def return_gradients(self, step: int) -> None:
         """Send the copies' gradients home, unless that has happened since the last `collect`."""
@@ -97,6 +110,7 @@ class Runtime:
             raise ConfigError(f"chunks must be at least 1, not {self.chunks}")
         self.clock = Clock()
         self.plan: Plan | None = None
+        self._ownership: Ownership | None = None
         self.found_nonfinite = False
         self._site: SiteGroup | None = None
         self._collectives: Collectives | None = None
@@ -198,6 +212,7 @@ class Runtime:
         agree(facts, self.address, self.layout, self.dc_names, self.wan, self.clock.collective(Phase.ATTACH))
         for layer, layer_plan in zip(self._layers, self.plan.layers, strict=True):
             layer.bind(layer_plan)
+        self._ownership = Ownership(model, optimizer)
         self._broadcast_dense(model, experts)
         for parameter in self._dense:
             parameter.register_post_accumulate_grad_hook(self._queue_finish)
@@ -215,6 +230,36 @@ class Runtime:
                     "compute is emulated at %g FLOP/s: times are those of such a machine", self.emulated.flops_per_s
                 )
         return self.plan
+
+    def switch(self, plan: Plan) -> None:
+        """Go on under another plan: of the same layers, with an epoch one higher.
+
+        Every worker calls it, between `optimizer.step()` and the next forward. Copies that both plans have go on; new
+        ones get weights, others are freed. An expert whose home changes leaves this model and its optimizer here, and
+        joins them there with its moments; its `.grad` is None, as after `zero_grad()`. Gradients that lossy codecs
+        still owe are part of the next sum.
+
+        Raises ConfigError naming what differs between workers, PlanError, DeadlineExceeded, PeerLost.
+        """
+        if self.plan is None or self._ownership is None:
+            raise ConfigError("call runtime.attach(model, optimizer) before switch()")
+        facts = {
+            "plan": digest((plan.epoch, plan.layout, plan.layers)),
+            "optimizer": self._ownership.describe(),
+            "optimizer steps": str(self.clock.step),
+        }
+        agree(facts, self.address, self.layout, self.dc_names, self.wan, self.clock.collective(Phase.SWITCH))
+        check_successor(self.plan, plan)
+        for layer in self._layers:
+            layer.settle()
+        at = Position(self.clock.step, plan.epoch, -1, Phase.SWITCH)
+        for layer, layer_plan in zip(self._layers, plan.layers, strict=True):
+            layer.hand_over(layer_plan, at, self._ownership)
+        for layer in self._layers:
+            layer.take_over(at, self._ownership)
+        for layer in self._layers:
+            layer.catch_up(at)
+        self.plan = plan
 
     def publish(self) -> None:
         """Send all experts to their subscribers again: after weights were changed by anything but the optimizer.
