@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 
-from hybridep_rt.codecs.codec import Codecs, bytes_per_element
+from hybridep_rt.codecs.codec import Codecs
 from hybridep_rt.codecs.ladder import LADDER, rung
+from hybridep_rt.codecs.sizes import HeldBytes, wire_bytes
 from hybridep_rt.planner.auto import SAME
 from hybridep_rt.planner.calibration import Calibration, measured_compute
 from hybridep_rt.planner.economics import Workload
@@ -15,31 +17,11 @@ from hybridep_rt.planner.job import Job
 from hybridep_rt.planner.predict import Predictor
 from hybridep_rt.planner.search import Found, search
 
-_REMEMBERED = 4.0
-"""Bytes of a float32 that a codec keeps per parameter."""
-
 
 def with_codecs(work: Workload, codecs: Codecs) -> Workload:
-    """The work in those codecs. Weights and gradients are float32 before they are coded, as in the runtime.
-
-    A delta codec remembers at an expert's home what receivers hold; error feedback remembers at a copy what is owed; a
-    second moment is kept at both ends, and a predictor's velocity too.
-    """
-    ways, hidden = (codecs.tokens, codecs.backward_tokens), work.layers[0].hidden
-    delta, feedback = (
-        codecs.weights.startswith("delta-"),
-        codecs.gradients.split(":")[0] not in ("exact", "bf16", "fp32", "int8"),
-    )
-    moment, velocity = ":vs=" in codecs.gradients, "predict=" in codecs.weights
-    return replace(
-        work,
-        token_bytes=sum(bytes_per_element(way, torch.float32, width=hidden) for way in ways) / len(ways),
-        weight_bytes=bytes_per_element(codecs.weights, torch.float32),
-        gradient_bytes=bytes_per_element(codecs.gradients, torch.float32),
-        copy_bytes=work.copy_bytes + _REMEMBERED * (feedback + moment + velocity),
-        home_bytes=_REMEMBERED * (delta + velocity),
-        subscriber_bytes=_REMEMBERED * moment,
-    )
+    """The work in those codecs. Weights and gradients are float32 before they are coded, as in the runtime."""
+    sizes: dict[str, Any] = wire_bytes(codecs, torch.float32, work.layers[0].hidden)
+    return replace(work, **sizes | HeldBytes.of(codecs, torch.float32).workload_bytes(work.copy_bytes))
 
 
 def search_rungs(

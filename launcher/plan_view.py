@@ -12,12 +12,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from hybridep_rt.codecs.ladder import parse_rung
 from hybridep_rt.errors import ConfigError
 from hybridep_rt.planner.auto import Decision, decide, make_plan
 from hybridep_rt.planner.economics import Cost, LayerShape, Workload, price
 from hybridep_rt.planner.plan import Plan
 from hybridep_rt.planner.plan_file import to_file
 from hybridep_rt.planner.plan_spec import Maker, parse_plan_spec
+from hybridep_rt.planner.workload_file import load_model
 from launcher.plan_report import Wish, print_report
 from topology.model import Topology
 from topology.source import load
@@ -48,6 +50,7 @@ AMOUNT = click.FloatRange(min=0, max=1e6)
 @click.option("--token-bytes", type=AMOUNT, default=None, show_default="2", help="Per element of a token on the wire.")
 @click.option("--weight-bytes", type=AMOUNT, default=None, show_default="2", help="Per expert parameter on the wire.")
 @click.option("--gradient-bytes", type=AMOUNT, default=None, show_default="2", help="Per parameter, gradient return.")
+@click.option("--codec", default="", metavar="CODEC", help="As in `hybridep run`: bytes and memory of that rung.")
 @click.option("--micro-batches", type=COUNT, default=None, show_default="1", help="Per optimizer step.")
 @click.option("--token-chunks", type=COUNT, default=None, show_default="1", help="Parts of a pipelined exchange.")
 @click.option(
@@ -72,19 +75,25 @@ def plan(
     calibration: str | None,
     rungs: str | None,
     plot: str | None,
+    codec: str,
     **numbers: Any,
 ) -> None:
     """Show what every plan costs on TOPOLOGY (a YAML file or preset:NAME), and which one is taken.
 
-    Needs neither MPI nor torch.
+    Needs no MPI, and torch only where a codec is named.
     """
     given = {name: value for name, value in numbers.items() if value is not None}
     try:
+        read = load(topology)
+        hidden = given.get("hidden") or (load_model(workload).shape.hidden if workload else 1)
+        if codec and rungs:
+            raise ConfigError("--codec names the rung, --codecs those to choose from: give one of them")
+        given = _coded("" if rungs else codec or read.codec, hidden) | given
         if workload is not None:
             wish = Wish(workload, spec, memory_gb, routing, tflops, calibration, rungs, given)
-            print_report(wish, load(topology), model, as_json=as_json, output=output, plot=plot)
+            print_report(wish, read, model, as_json=as_json, output=output, plot=plot)
             return
-        shown = _report(load(topology), _workload(**_complete(given)), spec, memory_gb, output)
+        shown = _report(read, _workload(**_complete(given)), spec, memory_gb, output)
     except ConfigError as error:
         raise _Refused(str(error)) from None
     if as_json:
@@ -95,6 +104,18 @@ def plan(
 
 class _Refused(click.ClickException):
     exit_code = 2
+
+
+def _coded(codec: str, hidden: int) -> dict[str, float]:
+    """What a rung takes of a float32 model, on the wire and in memory."""
+    if not codec:
+        return {}
+    import torch
+
+    from hybridep_rt.codecs.sizes import HeldBytes, wire_bytes
+
+    codecs = parse_rung(codec).codecs
+    return wire_bytes(codecs, torch.float32, hidden) | HeldBytes.of(codecs, torch.float32).workload_bytes(8.0)
 
 
 def _complete(given: dict[str, Any]) -> dict[str, Any]:

@@ -63,6 +63,21 @@ def test_programs_read_json(model: str) -> None:
     assert sum(report["critical_s"].values()) == pytest.approx(report["step_s"])
 
 
+def test_a_rung_s_bytes_are_counted(model: str, tmp_path: Path) -> None:
+    """From the command line or the topology; sizes that are given go before."""
+    arguments = ("--workload", model, "--plan", "replicate", "--json")
+    raw = json.loads(view("preset:two-dc", *arguments).output)
+    coded = json.loads(view("preset:two-dc", *arguments, "--codec", "lean").output)
+    assert coded["parts_s"]["a"]["experts"] < raw["parts_s"]["a"]["experts"]
+    text = "cluster: c\nlevels:\n  - {name: dc, count: 2, bandwidth: 1 Gbit/s, latency: 1 ms}\ncodec: lean\n"
+    (tmp_path / "site.yaml").write_text(text)
+    (tmp_path / "bare.yaml").write_text(text.replace("codec: lean\n", ""))
+    said = view(str(tmp_path / "site.yaml"), *arguments).output
+    assert json.loads(said) == json.loads(view(str(tmp_path / "bare.yaml"), *arguments, "--codec", "lean").output)
+    assert said != view(str(tmp_path / "site.yaml"), *arguments, "--weight-bytes", "3").output
+    assert "choose one of exact, safe" in view("preset:two-dc", *arguments, "--codec", "fast").output
+
+
 def test_the_answer_changes_where_it_is_said_to(model: str) -> None:
     """At half the tokens from which another plan is said to be faster, that plan is, and not at twice as many."""
 

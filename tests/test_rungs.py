@@ -27,15 +27,15 @@ def plan(maker=replicate_all, layout=LAYOUT):
     return Plan(0, layout, (maker(layout, EXPERTS),), "test")
 
 
-def build(runtime, *, lr=0.1):
+def build(runtime, *, lr=0.1, optimizer=torch.optim.SGD):
     with ONE_AT_A_TIME:
         torch.manual_seed(7)
         model = nn.Sequential(
             nn.Linear(3, HIDDEN), MoELayer(HIDDEN, FFN, EXPERTS, 2, runtime=runtime), nn.Linear(HIDDEN, 2)
         )
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    runtime.attach(model, optimizer)
-    return model, optimizer
+    made = optimizer(model.parameters(), lr=lr)
+    runtime.attach(model, made)
+    return model, made
 
 
 def train(runtime, model, optimizer, step=0):

@@ -26,6 +26,7 @@ from hybridep_rt.metrics import CodecFigures
 from hybridep_rt.moe.copy_error import copy_error
 from hybridep_rt.moe.exact_copies import exact_copies
 from hybridep_rt.moe.experts import Apply, weighted_sum
+from hybridep_rt.moe.memory import layer_memory
 from hybridep_rt.moe.moments import HomeMoment
 from hybridep_rt.moe.shared import SharedWeights
 from hybridep_rt.moe.streams import Streams, WeightStreams
@@ -133,10 +134,10 @@ class Holdings:
         """Whether no gradients wait to be collected."""
         return self._stage is Stage.CLEAN
 
-    @property
-    def copied_elements(self) -> int:
-        """Values in this worker's copies."""
-        return sum(leaf.numel() for e, leaves in self._leaves.items() if e not in self._parameters for leaf in leaves)
+    def memory(self, codecs: Codecs) -> dict[str, int]:
+        """See `layer_memory`."""
+        parameters = sum(rows * columns for rows, columns in self._shapes)
+        return layer_memory(self._tables, parameters, codecs, self._like.dtype)
 
     def change_codecs(self, codecs: Codecs) -> None:
         """Use other codecs from the next `publish` and the next gradient on. Every worker does so between two steps."""

@@ -188,6 +188,10 @@ class MoELayer(nn.Module):
         """See `Holdings.codec_figures`."""
         return self._bound.codec_figures()
 
+    def memory(self, codecs: Codecs) -> dict[str, int]:
+        """See `Holdings.memory`."""
+        return self._bound.memory(codecs)
+
     def exact_copies(self, position: Position) -> AbstractContextManager[None]:
         """See `Holdings.exact_copies`."""
         return self._bound.exact_copies(position._replace(layer=self._number))

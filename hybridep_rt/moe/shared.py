@@ -76,10 +76,6 @@ class SharedWeights:
         self.number += 1
         return True
 
-    def bytes_held(self) -> int:
-        """Memory of the mean."""
-        return sum(tensor.nbytes for tensor in self.tensors)
-
     def _begin(self, version: int) -> None:
         vectors = [(self._sum_here(n), VectorCodecs()) for n in range(len(self._shapes))]
         position = Position(version, self.number, self._layer, Phase.SHARED)

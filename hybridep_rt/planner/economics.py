@@ -123,7 +123,8 @@ class Cost:
     """The terms of one plan under one workload. `links` has every directed link that carries something.
 
     `inside_s` is the time of links inside DCs, known for symmetric trees only: for tokens (per token and worker) and
-    for copies beyond a DC's first. `copy_bytes_per_worker`: memory of the worker with most copies.
+    for copies beyond a DC's first. `copy_bytes_per_worker`: memory for copies, and for what their homes keep of them,
+    of the worker with most.
     """
 
     links: Mapping[Pair, LinkBytes]
@@ -196,7 +197,7 @@ def price(layers: Iterable[LayerPlan], topology: Topology, work: Workload) -> Co
     totals: defaultdict[Pair, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     exchanges: list[Exchange] = []
     inside_token_s = inside_copies_s = 0.0
-    copies = Counter[int]()
+    memory: defaultdict[int, float] = defaultdict(float)
     for (plan, shape), count in counted.items():
         crossings = _crossings(plan, layout, shape)
         forward = _exchange(crossings, shape, work, there=CHOICE_FORWARD_BYTES, back=0)
@@ -209,8 +210,8 @@ def price(layers: Iterable[LayerPlan], topology: Topology, work: Workload) -> Co
             parameters = count * experts * shape.parameters_per_expert
             totals[source, target][1] += parameters * work.weight_bytes
             totals[target, source][2] += parameters * work.gradient_bytes
-        for worker, held in _copies_held(plan).items():
-            copies[worker] += count * held * shape.parameters_per_expert
+        for worker, bytes_per_parameter in _memory(plan, layout, work).items():
+            memory[worker] += count * shape.parameters_per_expert * bytes_per_parameter
         token_s, copy_s = _inside(plan, layout, shape, topology, work)
         inside_token_s, inside_copies_s = inside_token_s + count * token_s, inside_copies_s + count * copy_s
     links = {pair: LinkBytes(*volumes) for pair, volumes in sorted(totals.items())}
@@ -228,7 +229,7 @@ def price(layers: Iterable[LayerPlan], topology: Topology, work: Workload) -> Co
         hidden_s=min(weights_s, cover_s) + min(gradients_s, cover_s),
         inside_token_s=inside_token_s,
         inside_copies_s=inside_copies_s,
-        copy_bytes_per_worker=work.copy_bytes * max(copies.values(), default=0),
+        copy_bytes_per_worker=max(memory.values(), default=0.0),
     )
 
 
@@ -301,9 +302,18 @@ def _copies_between(plan: LayerPlan, layout: Layout) -> Counter[Pair]:
     )
 
 
-def _copies_held(plan: LayerPlan) -> Counter[int]:
-    pairs = zip(plan.home, plan.holders, strict=True)
-    return Counter(holder for home, holders in pairs for holder in holders if holder != home)
+def _memory(plan: LayerPlan, layout: Layout, work: Workload) -> dict[int, float]:
+    """Bytes at each worker, for one parameter per expert."""
+    memory: defaultdict[int, float] = defaultdict(float)
+    dc_of = [dc for dc, count in enumerate(layout.workers_per_dc) for _ in range(count)]
+    for home, holders in zip(plan.home, plan.holders, strict=True):
+        others = [holder for holder in holders if holder != home]
+        for holder in others:
+            memory[holder] += work.copy_bytes
+        if others:
+            foreign = {dc_of[holder] for holder in others} - {dc_of[home]}
+            memory[home] += work.home_bytes + work.subscriber_bytes * len(foreign)
+    return memory
 
 
 def _inside(

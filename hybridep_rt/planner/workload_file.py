@@ -13,6 +13,7 @@ token_chunks: 4
 token_bytes: 2        # per element of a token on the wire
 weight_bytes: 0.5     # per expert parameter on the wire; gradient_bytes likewise
 copy_bytes: 8         # memory per parameter of a copy
+home_bytes: 4         # memory per parameter at the home of a copied expert; subscriber_bytes for each DC with copies
 routing: zipf:1       # uniform, zipf:EXPONENT, or a file of samples
 flops_per_s: 100 TFLOP/s          # of a worker
 pre_expert_flops_per_token: 3.4e7
@@ -36,6 +37,8 @@ _NUMBERS = (
     "weight_bytes",
     "gradient_bytes",
     "copy_bytes",
+    "home_bytes",
+    "subscriber_bytes",
     "pre_expert_flops_per_token",
     "dense_parameters",
     "dense_bytes",

@@ -79,10 +79,6 @@ class VectorCodecs:
         """Euclidean norm of what this worker owes the others."""
         return math.hypot(*(outgoing.owed_norm() for outgoing in (self.total, *self._sums.values())))
 
-    def bytes_held(self) -> int:
-        """Memory of what is owed."""
-        return sum(outgoing.bytes_held() for outgoing in (self.total, *self._sums.values()))
-
 
 class Collectives:
     """All-reduce and broadcast for one worker. All workers of all DCs call them in the same order."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from hybridep_rt.codecs.sizes import feedback_bytes
 from hybridep_rt.protocol.messages import Traffic
 from hybridep_rt.protocol.position import Position
 from hybridep_rt.runtime.collectives import Collectives, VectorCodecs
@@ -52,9 +53,9 @@ class DenseGradients:
         """Euclidean norm of what this worker owes the others."""
         return math.hypot(*(codecs.owed_norm() for codecs in self._codecs))
 
-    def bytes_held(self) -> int:
-        """Memory of what is owed."""
-        return sum(codecs.bytes_held() for codecs in self._codecs)
+    def memory(self, spec: str, workers: int) -> int:
+        """Bytes that error feedback needs at one of the DC's workers, who share the units."""
+        return feedback_bytes(spec) * -(-sum(parameter.numel() for parameter in self._parameters) // workers)
 
 
 def all_finite(parameters: Sequence[torch.nn.Parameter]) -> bool:

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from hybridep_rt.codecs.codec import Codecs, bytes_per_element
+from hybridep_rt.codecs.sizes import HeldBytes, wire_bytes
 from hybridep_rt.errors import PlanError
 from hybridep_rt.planner.auto import make_plan
 from hybridep_rt.planner.calibration import Calibration, measured_compute, usable
@@ -174,17 +175,13 @@ class TopologyPlan:
 
     def workload(self, shapes: Sequence[LayerShape], load: Load) -> Workload:
         """The planner's view of the model: bytes per element in the chosen codecs."""
-        codecs, hidden = load.codecs, shapes[0].hidden
-        ways = (codecs.tokens, codecs.backward_tokens)
         return Workload(
             layers=tuple(shapes),
             tokens_per_worker_per_step=load.tokens_per_step or 0,
-            token_bytes=sum(bytes_per_element(way, load.dtype, width=hidden) for way in ways) / len(ways),
-            weight_bytes=bytes_per_element(codecs.weights, load.dtype),
-            gradient_bytes=bytes_per_element(codecs.gradients, load.dtype),
             micro_batches=load.micro_batches,
             token_chunks=self.chunks,
-            copy_bytes=2.0 * load.dtype.itemsize,
+            **wire_bytes(load.codecs, load.dtype, shapes[0].hidden),
+            **HeldBytes.of(load.codecs, load.dtype).workload_bytes(2.0 * load.dtype.itemsize),
         )
 
     @property

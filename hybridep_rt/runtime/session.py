@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -36,6 +37,7 @@ from hybridep_rt.runtime.ownership import Ownership
 from hybridep_rt.runtime.planning import Load, PlanSource
 from hybridep_rt.runtime.proposal import shared_plan
 from hybridep_rt.transport.ports import SiteGroup, WanPort
+from topology.units import format_size
 
 _LOG = logging.getLogger("hybridep_rt")
 FIGURES_EVERY = 100
@@ -75,6 +77,9 @@ class HybridLayer(Protocol):
 
     def return_gradients(self, step: int) -> None:
         """Send the copies' gradients home, unless that has happened since the last `collect`."""
+
+    def memory(self, codecs: Codecs) -> dict[str, int]:
+        """Bytes for copies here, and for what homes keep of copies elsewhere, by what it is."""
 
     def codec_figures(self) -> CodecFigures:
         """What codecs did to this worker's experts."""
@@ -221,8 +226,9 @@ class Runtime:
             optimizer.publish_with(self._publish)
         optimizer.register_step_post_hook(self._after_step)
         self.publish()
+        memory = self._largest_memory()
         if self.rank == 0:
-            _LOG.info("plan: %s", "\n".join((self.plan.reason, *terms)))
+            _LOG.info("plan: %s", "\n".join((self.plan.reason, *terms, memory)))
             predicted = self.plans.predicted(shapes, load, self.plan, self.address.dc)
             self._step_watch = None if predicted is None else StepWatch(predicted)
             if self.emulated is not None:
@@ -283,6 +289,14 @@ class Runtime:
         agree({"codecs": repr(rung)}, self.address, self.layout, self.dc_names, self.wan, position)
         self.rung = rung
         self._use_codecs(self.codecs)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that this worker needs for copies, replicas of others' copies, feedback and second moments."""
+        total = Counter[str]()
+        for layer in self._layers:
+            total.update(layer.memory(self.rung.codecs))
+        total["feedback"] += self._dense_gradients.memory(self.rung.codecs.dense, self.site_size)
+        return dict(total)
 
     def codec_figures(self) -> dict[int, CodecFigures]:
         """What codecs did to this worker's experts, by layer; -1 has what dense sums owe. Also kept in `metrics`."""
@@ -485,6 +499,14 @@ class Runtime:
         _LOG.info("step %d: %s", self.clock.step, described(watch.predicted, measured))
         for line in deviations(watch.predicted, measured):
             _LOG.warning("step %d: the plan's prediction is off; %s", self.clock.step, line)
+
+    def _largest_memory(self) -> str:
+        """Each part where it is largest, so that the sum is the most that any worker can need."""
+        names = ("copies", "replicas", "feedback", "moments")
+        held = self.memory()
+        most = self.all_reduce(torch.tensor([float(held.get(name, 0)) for name in names], dtype=torch.float64), "max")
+        parts = ", ".join(f"{name} {format_size(size)}" for name, size in zip(names, most.tolist(), strict=True))
+        return f"memory for copies, at most per worker: {parts}"
 
     def _log_figures(self) -> None:
         figures = self.codec_figures()
