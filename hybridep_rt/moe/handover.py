@@ -112,6 +112,24 @@ def load_home_state(holdings: Holdings, expert: int, record: Mapping[str, Value]
         holdings.carried[expert] = [tensor.to(like.device, like.dtype) for tensor in carried]
 
 
+def layer_state(holdings: Holdings) -> Record:
+    """What a worker remembers of a layer beside tensors of experts and optimizer: for a checkpoint."""
+    record: Record = {}
+    for expert in holdings.homes:
+        record |= _prefixed(f"home.{expert}.", home_state(holdings, expert))
+    for expert, streams in holdings.outgoing.items():
+        record |= streams_state(f"outgoing.{expert}.", streams)
+    return record
+
+
+def load_layer_state(holdings: Holdings, record: Mapping[str, Value], like: torch.Tensor) -> None:
+    """Go on from a checkpoint under the same plan."""
+    for expert in holdings.homes:
+        load_home_state(holdings, expert, part_of(record, f"home.{expert}."), like)
+    for expert, streams in holdings.outgoing.items():
+        load_streams_state(streams, part_of(record, f"outgoing.{expert}."), like.device)
+
+
 def streams_state(prefix: str, streams: Sequence[object]) -> Record:
     """The states of an expert's codecs, one for each of its tensors."""
     record: Record = {}

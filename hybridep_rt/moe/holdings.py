@@ -125,6 +125,11 @@ class Holdings:
         return found
 
     @property
+    def homes(self) -> tuple[int, ...]:
+        """The experts that are homed here."""
+        return self._tables.homes
+
+    @property
     def outgoing(self) -> Mapping[int, Sequence[Outgoing]]:
         """The streams of gradients that this worker sends to other DCs, by expert."""
         return self._outgoing

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from hybridep_rt.codecs.codec import Codecs, make_codec
+from hybridep_rt.codecs.record import Record
 from hybridep_rt.codecs.update import Step
 from hybridep_rt.errors import ConfigError
 from hybridep_rt.metrics import CodecFigures
-from hybridep_rt.moe.change import layer_change
+from hybridep_rt.moe.change import full_change, layer_change
 from hybridep_rt.moe.exchange import Exchange, ExchangeFunction, TokenCodecs
 from hybridep_rt.moe.experts import Tensors, expert_kind, expert_seed, initial_tensors
-from hybridep_rt.moe.handover import Handover, load_home_state, part_of
+from hybridep_rt.moe.handover import Handover, layer_state, load_home_state, load_layer_state, part_of
 from hybridep_rt.moe.holdings import Holdings
 from hybridep_rt.moe.router import Router
 from hybridep_rt.moe.tables import LayerTables, layer_tables
@@ -160,7 +161,19 @@ class MoELayer(nn.Module):
     def catch_up(self, at: Position) -> None:
         """Wait for the weights of new copies: the change is over."""
         self._bound.refresh_from(self._joining, at._replace(layer=self._number))
-        del self._handover, self._joining
+        del self._joining
+
+    def state(self) -> Record:
+        """What this worker remembers of the layer beside the model and the optimizer: for a checkpoint."""
+        return layer_state(self._bound)
+
+    def load_state(self, state: Record, at: Position) -> None:
+        """Go on from a checkpoint under the same plan, and send what all copies begin with: `catch_up` ends it."""
+        assert self._plan is not None
+        load_layer_state(self._bound, state, self.router.weight.detach())
+        joining = full_change(self._plan, self._runtime.layout).joining
+        self._joining = layer_tables(joining, self._runtime.layout, self._runtime.address)
+        self._bound.publish_to(self._joining, at._replace(layer=self._number))
 
     def change_codecs(self, codecs: Codecs) -> None:
         """Use other codecs from now on; called by the runtime of every worker between two steps."""

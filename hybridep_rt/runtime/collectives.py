@@ -8,7 +8,7 @@ DC's uplink carries 2 (D-1)/D of the vector. Terms are added in the order of (DC
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -51,6 +51,14 @@ def units_of(elements: int, layout: Layout) -> list[Unit]:
     ]
 
 
+_TOTAL = "total."
+
+
+def _split(name: str) -> tuple[str, str]:
+    dc, worker, rest = name.split(".", 2)
+    return f"{dc}.{worker}.", rest
+
+
 class VectorCodecs:
     """How one vector travels that is summed again and again.
 
@@ -74,6 +82,21 @@ class VectorCodecs:
         for outgoing in (self.total, *self._sums.values()):
             outgoing.change(spec)
         self._spec, self.decoder = spec, make_codec(spec)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """For a checkpoint: what every stream that leaves here remembers."""
+        streams = {_TOTAL: self.total} | {f"{to.dc}.{to.worker}.": stream for to, stream in self._sums.items()}
+        return {prefix + name: part for prefix, stream in streams.items() for name, part in stream.state().items()}
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from a checkpoint."""
+        streams: dict[str, dict[str, torch.Tensor]] = {}
+        for name, part in state.items():
+            prefix, rest = (_TOTAL, name.removeprefix(_TOTAL)) if name.startswith(_TOTAL) else _split(name)
+            streams.setdefault(prefix, {})[rest] = part
+        for prefix, found in streams.items():
+            stream = self.total if prefix == _TOTAL else self.sum_to(Address(*map(int, prefix.split(".")[:2])))
+            stream.load_state(found)
 
     def owed_norm(self) -> float:
         """Euclidean norm of what this worker owes the others."""

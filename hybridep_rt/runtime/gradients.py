@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -48,6 +48,15 @@ class DenseGradients:
             self._spec = spec
             for codecs in self._codecs:
                 codecs.change(spec)
+
+    def state(self) -> list[dict[str, torch.Tensor]]:
+        """For a checkpoint."""
+        return [codecs.state() for codecs in self._codecs]
+
+    def load_state(self, state: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        """Go on from a checkpoint of the same model."""
+        for codecs, each in zip(self._codecs, state, strict=True):
+            codecs.load_state(each)
 
     def owed_norm(self) -> float:
         """Euclidean norm of what this worker owes the others."""

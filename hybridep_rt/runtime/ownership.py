@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from hybridep_rt.codecs.record import Record, Value
 from hybridep_rt.errors import ConfigError
 
+_MODEL, _OPTIMIZER = "model", "optimizer"
 _GROUP, _TRAINED = "group", "trained"
 _NEAR, _HOST = "near.", "host."
 """State on the parameter's device, and state that stays on the CPU (or is a number)."""
@@ -30,6 +32,15 @@ class Ownership:
     def describe(self) -> str:
         """What has to be the same at all workers."""
         return f"{type(self._optimizer).__name__} with {len(self._optimizer.param_groups)} groups"
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: the model's and the optimizer's."""
+        return {_MODEL: self._model.state_dict(), _OPTIMIZER: self._optimizer.state_dict()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint that was made when the same experts were homed here."""
+        self._model.load_state_dict(state[_MODEL])
+        self._optimizer.load_state_dict(state[_OPTIMIZER])
 
     def release(self, parameter: nn.Parameter) -> Record:
         """Forget a parameter; returns its group (None: it had none), whether it is trained, and its state.

@@ -7,8 +7,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -16,12 +16,15 @@ from torch import nn
 
 from hybridep_rt.codecs.codec import Codecs
 from hybridep_rt.codecs.ladder import EXACT, Rung, parse_rung
+from hybridep_rt.codecs.record import Record
+from hybridep_rt.codecs.shared import SharedResidual
 from hybridep_rt.codecs.update import Step
 from hybridep_rt.errors import ConfigError
 from hybridep_rt.metrics import CodecFigures, Metrics
 from hybridep_rt.planner.comparison import StepWatch, described, deviations
 from hybridep_rt.planner.economics import LayerShape
 from hybridep_rt.planner.plan import LayerPlan, Layout, Plan, check_successor
+from hybridep_rt.planner.plan_file import dump, parse_plan
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.messages import Traffic
 from hybridep_rt.protocol.position import Phase, Position
@@ -74,6 +77,12 @@ class HybridLayer(Protocol):
 
     def catch_up(self, at: Position) -> None:
         """Wait for what new copies begin with."""
+
+    def state(self) -> Record:
+        """What this worker remembers beside the model and the optimizer."""
+
+    def load_state(self, state: Record, at: Position) -> None:
+        """Go on from that, and send what all copies begin with."""
 
     def return_gradients(self, step: int) -> None:
         """Send the copies' gradients home, unless that has happened since the last `collect`."""
@@ -247,25 +256,68 @@ class Runtime:
 
         Raises ConfigError naming what differs between workers, PlanError, DeadlineExceeded, PeerLost.
         """
-        if self.plan is None or self._ownership is None:
-            raise ConfigError("call runtime.attach(model, optimizer) before switch()")
+        current, ownership = self._attached
         facts = {
             "plan": digest((plan.epoch, plan.layout, plan.layers)),
-            "optimizer": self._ownership.describe(),
+            "optimizer": ownership.describe(),
             "optimizer steps": str(self.clock.step),
         }
         agree(facts, self.address, self.layout, self.dc_names, self.wan, self.clock.collective(Phase.SWITCH))
-        check_successor(self.plan, plan)
+        check_successor(current, plan)
         for layer in self._layers:
             layer.settle()
         at = Position(self.clock.step, plan.epoch, -1, Phase.SWITCH)
         for layer, layer_plan in zip(self._layers, plan.layers, strict=True):
-            layer.hand_over(layer_plan, at, self._ownership)
+            layer.hand_over(layer_plan, at, ownership)
         for layer in self._layers:
-            layer.take_over(at, self._ownership)
+            layer.take_over(at, ownership)
         for layer in self._layers:
             layer.catch_up(at)
         self.plan = plan
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that this worker needs to go on where it is, between two steps: each worker saves its own.
+
+        Model, optimizer, plan, step, and what lossy codecs remember; tensors, numbers and text, so that
+        `torch.load(..., weights_only=True)` reads it. As in torch, tensors are not copied. Raises ConfigError for
+        weights in `sr`, whose mean is not kept.
+        """
+        plan, ownership = self._attached
+        if self.rung.codecs.weights.partition(":")[0] == SharedResidual.NAME:
+            raise ConfigError("a run with weights in sr can't be saved: its layers' means are not kept")
+        return {
+            "plan": dump(plan, as_json=True),
+            "codecs": repr(self.rung),
+            "step": self.clock.step,
+            "layers": [layer.state() for layer in self._layers],
+            "dense": self._dense_gradients.state(),
+            **ownership.state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called, bit for bit: after `attach`, every worker with what it saved.
+
+        Goes over to the plan of that time first, and sends all copies at last. Raises ConfigError, PlanError where the
+        job has other codecs, workers or layers than then.
+        """
+        plan = parse_plan(state["plan"], "the plan of the checkpoint", self.layout)
+        if state["codecs"] != repr(self.rung):
+            raise ConfigError(f"the checkpoint is of a run with {state['codecs']}, this one has {self.rung!r}")
+        current, ownership = self._attached
+        self.switch(replace(plan, epoch=current.epoch + 1))
+        self.clock.step = state["step"]
+        # Codecs that this step is due begin with the next version: their state can be loaded when that is over.
+        self._use_codecs(self.codecs)
+        self.publish()
+        for layer in self._layers:
+            layer.settle()
+        ownership.load_state(state)
+        self._dense_gradients.load_state(state["dense"])
+        at = self.clock.collective(Phase.SWITCH)
+        for layer, layer_state in zip(self._layers, state["layers"], strict=True):
+            layer.load_state(layer_state, at)
+        for layer in self._layers:
+            layer.catch_up(at)
 
     def publish(self) -> None:
         """Send all experts to their subscribers again: after weights were changed by anything but the optimizer.
@@ -410,6 +462,12 @@ class Runtime:
         if self._collectives is None:
             self._collectives = Collectives(self.address, self.layout, self.site, self.wan)
         return self._collectives
+
+    @property
+    def _attached(self) -> tuple[Plan, Ownership]:
+        if self.plan is None or self._ownership is None:
+            raise ConfigError("call runtime.attach(model, optimizer) first")
+        return self.plan, self._ownership
 
     @property
     def _device(self) -> torch.device:
