@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from hybridep_rt.planner.economics import LayerShape
 from hybridep_rt.planner.workload_file import ModelFile, load_model
 from hybridep_rt.runtime.environment import Environment
 from hybridep_rt.runtime.link_figures import measure_links
-from topology import load
+from topology import Topology, load
 
 DEFAULT = ModelFile(
     "hidden 512, ffn 2048, 32 experts", LayerShape(512, 2048, 32, 2, 3 * 512 * 2048), 1, 2048, {}, {}, ""
@@ -52,24 +52,40 @@ def main(words: Sequence[str]) -> None:
         if runtime.rank == 0:
             print(f"calibrating: {text}", flush=True)
 
-    progress(f"compute at the shapes of {model.title}")
-    site = measure_site(runtime, _load(model))
     specs = _specs(runtime.rung.codecs, options.codecs)
+    found = calibrated(runtime, topology, model.title, _load(model), specs, options.budget, progress)
+    if found is not None:
+        Path(options.out).write_text(dump_calibration(found))
+        progress(f"written to {options.out}")
+    runtime.barrier()
+    runtime.shutdown()
+
+
+def calibrated(
+    runtime: hybridep_rt.Runtime,
+    topology: Topology,
+    title: str,
+    work: Load,
+    specs: list[tuple[str, str]],
+    budget_bytes: float,
+    progress: Callable[[str], None],
+) -> Calibration | None:
+    """Measure everything; all workers call it. The result is the first worker's.
+
+    Raises DeadlineExceeded, PeerLost, and RemoteProtocolError for figures that are none.
+    """
+    progress(f"compute at the shapes of {title}")
+    site = measure_site(runtime, work)
     progress(f"{len(specs)} codecs")
-    codecs = measure_codecs(runtime, specs, model.shape.hidden)
-    heard = measure_links(runtime, topology, options.budget, progress)
+    codecs = measure_codecs(runtime, specs, work.shape.hidden)
+    heard = measure_links(runtime, topology, budget_bytes, progress)
     mine = _packed(site, codecs) | {
         f"link {each.source} {name}": tuple(Figure.of(samples))
         for each in heard
         for name, samples in (("goodput", each.goodput_bytes_per_s), ("rtt", each.rtt_s))
     }
     found = _gather(runtime, mine)
-    if runtime.rank == 0:
-        written = dump_calibration(_calibration(runtime, topology.cluster, model.title, found, specs))
-        Path(options.out).write_text(written)
-        progress(f"written to {options.out}")
-    runtime.barrier()
-    runtime.shutdown()
+    return _calibration(runtime, topology.cluster, title, found, specs) if runtime.rank == 0 else None
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
