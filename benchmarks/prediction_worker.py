@@ -138,6 +138,7 @@ class Arm:
     """One plan's model in training."""
 
     def __init__(self, case: Case, whole: Runtime, name: str, plan: Plan, drawn_TK: torch.Tensor) -> None:
+        self.name = name
         self.runtime = Runtime(
             address=whole.address,
             layout=whole.layout,
@@ -170,7 +171,11 @@ class Arm:
             self._model(self._x)  # takes the weights of the last step, which would come in another arm's time
         self.runtime.barrier()
         step_s = (marks[-1] - marks[0]) / count
-        waits = {key: seconds / count for key, seconds in found.waited_s.items()}
+        prefix = f"{self.name}/"
+        waits = {
+            (layer, dc, channel.removeprefix(prefix)): seconds / count
+            for (layer, dc, channel), seconds in found.waited_s.items()
+        }
         here = self.runtime.address.dc
         sent = sum(n for (dc, kind), n in found.sent_bytes.items() if dc != here and kind in COUNTED)
         return [b - a for a, b in pairwise(marks)], measured_parts(step_s, waits), sent / count
