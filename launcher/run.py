@@ -37,6 +37,8 @@ _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "HYBRI
 @click.option("--plan", default="auto", metavar="PLAN", help="auto, ep, replicate, domains:S0[,S1...] or a plan file.")
 @click.option("--codec", "codecs", multiple=True, metavar="CODEC", help="A rung, such as default, KIND=CODEC or both.")
 @click.option("--chunks", type=click.IntRange(min=1), help="Chunks that remote tokens are cut into.")
+@click.option("--staleness", type=click.IntRange(0, 1), help="1: copies of experts are one step behind; default 0.")
+@click.option("--trace", metavar="FILE", help="Write what each worker did when, for chrome://tracing or Perfetto.")
 @click.option("--emulate-compute", metavar="RATE", help="Such as '50 TFLOP/s': kernels are replaced by waits.")
 @click.option("--calibration", metavar="FILE", help="What hybridep calibrate measured, for --plan auto.")
 @click.option("--timeout", "timeouts", multiple=True, metavar="NAME=TIME", help="Such as operation=60s. Repeatable.")
@@ -51,6 +53,8 @@ def run(
     plan: str,
     codecs: tuple[str, ...],
     chunks: int | None,
+    staleness: int | None,
+    trace: str | None,
     emulate_compute: str | None,
     calibration: str | None,
     timeouts: tuple[str, ...],
@@ -72,6 +76,8 @@ def run(
         plan=_check_plan(plan, topology),
         codecs=_check_codecs(codecs, topology),
         chunks=chunks,
+        staleness=staleness,
+        trace="" if trace is None else _writable(trace),
         emulate_compute_flops_per_s=None
         if emulate_compute is None
         else parse_flops(emulate_compute, "--emulate-compute"),
@@ -138,6 +144,13 @@ def _check_plan(text: str, topology: Topology) -> str:
     if not os.path.isfile(spec.path):
         raise ConfigError(f"--plan: {spec.path}: no such file")
     return os.path.abspath(spec.path)
+
+
+def _writable(path: str) -> str:
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"--trace: {folder}: no folder where a file can be written")
+    return os.path.abspath(path)
 
 
 def _check_calibration(path: str | None, topology: Topology) -> str:

@@ -26,6 +26,7 @@ def run_fleet(
     rung: Rung | None = None,
     plans: PlanSource | None = None,
     operation_s: float = 20.0,
+    staleness: int = 0,
 ) -> list[Any]:
     """`work(runtime)` at every worker at once; results by global number. The first worker's error is raised.
 
@@ -51,6 +52,7 @@ def run_fleet(
                 plans=plans or FixedPlan(plan),
                 rung=rung or Rung("exact", codecs or Codecs(), 0),
                 chunks=chunks,
+                staleness=staleness,
                 metrics=wan.metrics[address],
             )
             results[number] = work(runtime)

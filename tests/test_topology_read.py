@@ -368,6 +368,8 @@ congestion: cubic
 def test_a_codec_is_kept_as_text() -> None:
     text = "cluster: c\ndatacenters:\n  a: {workers: 1}\ncodec: default,gradients=2bit:t=2\n"
     assert parse(text).codec == "default,gradients=2bit:t=2"
+    assert parse(text).staleness is None
+    assert parse(text + "staleness: 1\n").staleness == 1
     for wrong in ("[a]", "''", "a b", "a" * 201):
         with pytest.raises(TopologyError, match=r"<text>:4: codec.* up to 200 letters"):
             parse(text.replace("default,gradients=2bit:t=2", wrong))

@@ -241,6 +241,26 @@ def test_another_position_is_an_error_that_names_both(join: Callable[..., Any]) 
         assert caught.value.theirs.startswith("step 3")
 
 
+def test_what_has_arrived_can_be_taken_without_waiting(join: Callable[..., Any]) -> None:
+    with join() as ends:
+        arrived = threading.Semaphore(0)
+        ends.there.watch("x", arrived.release)
+        assert ends.there.take(ends.here.address, "x", AT) is None
+        send(ends.here, ends.there.address, "other", b"no")
+        send(ends.here, ends.there.address, "x", b"yes")
+        assert arrived.acquire(timeout=20)
+        message = ends.there.take(ends.here.address, "x", AT)
+        assert message is not None
+        assert bytes(message.payload) == b"yes"
+        assert ends.there.take(ends.here.address, "x", AT) is None
+        assert bytes(ends.there.receive(ends.here.address, "other", AT).payload) == b"no"
+        assert not arrived.acquire(blocking=False)
+        send(ends.here, ends.there.address, "x", b"")
+        assert arrived.acquire(timeout=20)
+        with pytest.raises(PositionMismatch):
+            ends.there.take(ends.here.address, "x", AT._replace(step=4))
+
+
 def test_a_wait_with_its_own_time_ends_only_that_wait(join: Callable[..., Any]) -> None:
     with join() as ends:
         with pytest.raises(DeadlineExceeded):

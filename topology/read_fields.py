@@ -11,7 +11,7 @@ from topology.units import FLOPS, RATE, SHARE, SIZE, TIME
 
 DATACENTERS_MAX = 4096
 WORKERS_MAX = 1 << 20
-COMMON_KEYS = ("emulate", "emulate_compute", "insecure", "tls", "congestion", "codec")
+COMMON_KEYS = ("emulate", "emulate_compute", "insecure", "tls", "congestion", "codec", "staleness")
 CODEC_MAX = 200
 _CODEC = re.compile(r"[A-Za-z0-9_.:=,-]+")
 LINK_KEYS = ("bandwidth", "rtt", "jitter", "loss", "queue")

@@ -7,6 +7,7 @@ Gradients go back the same way: summed inside the DC at the gateway, sent home, 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -23,6 +24,7 @@ from hybridep_rt.codecs.streams import joining_payload
 from hybridep_rt.codecs.update import Step, Update, update_and_encode
 from hybridep_rt.errors import CodecError
 from hybridep_rt.metrics import CodecFigures
+from hybridep_rt.moe.arrivals import Arrivals
 from hybridep_rt.moe.copy_error import copy_error
 from hybridep_rt.moe.exact_copies import exact_copies
 from hybridep_rt.moe.experts import Apply, weighted_sum
@@ -34,6 +36,7 @@ from hybridep_rt.moe.tables import LayerTables
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.messages import Bytes, Traffic
 from hybridep_rt.protocol.position import Phase, Position
+from hybridep_rt.runtime.background import Background
 from hybridep_rt.runtime.collectives import Collectives
 from hybridep_rt.transport.ports import SiteGroup, WanPort
 
@@ -67,6 +70,7 @@ class Holdings:
         codecs: Codecs,
         ahead: Codecs,
         collectives: Collectives,
+        background: Background,
     ) -> None:
         self._layer = layer
         self._tables = tables
@@ -86,8 +90,12 @@ class Holdings:
         self._outgoing = {e: self._new_outgoing() for e in tables.gateway_of}
         self.carried: dict[int, list[torch.Tensor]] = {}
         """Gradients of experts homed here that streams owed when they ended: part of the next sum."""
+        self._arrivals = Arrivals(layer, wan, background, self._take_in)
+        self._arrivals.rebind(tables.entering)
+        self._arrived: dict[int, dict[int, memoryview]] = defaultdict(dict)
         self._copy_version = 0
         self._version = 0
+        self._due = 0
         self._published: dict[int, dict[int, list[Bytes]]] = {}
         self._joining: dict[int, list[Bytes]] = {}
         self._stage = Stage.CLEAN
@@ -102,6 +110,7 @@ class Holdings:
         # An expert that nobody else holds any more begins anew with its next receiver: its stream is not kept up.
         homes = {e for e in tables.homes if e in self._parameters and tables.is_published(e)}
         self._tables, self._parameters = tables, parameters
+        self._arrivals.rebind(tables.entering)
         self.carried = {e: owed for e, owed in self.carried.items() if e in parameters}
         self._leaves = {e: self._leaves[e] if e in copies else self._new_leaves() for e in tables.copies}
         self._weights.rebind(tables.passing, copies | homes, self._version)
@@ -179,10 +188,11 @@ class Holdings:
         finally:
             self._leaves = coded
 
-    def publish(self, step: Step | None = None) -> None:
+    def publish(self, step: Step | None = None, *, lag: int = 0) -> None:
         """Encode the weights of the experts homed here and send them to every DC that subscribes. Does not wait.
 
-        `step`: of the optimizer, makes each expert's update, which is in the pass over memory that encodes it.
+        `step`: of the optimizer, makes each expert's update, which is in the pass over memory that encodes it. `lag`:
+        how many versions copies may be behind in the next forward; those it does not need yet stay where they are.
         """
         self._version += 1
         if self._mean is not None:
@@ -199,9 +209,14 @@ class Holdings:
                 update_and_encode(codec, tensor, update)
                 for codec, tensor, update in zip(codecs, self._parameters[expert], updates, strict=True)
             ]
+            if lag:
+                # The parameters change again before this has to be out.
+                published[expert] = list(map(bytes, published[expert]))
             self._send_weights(self._tables, expert, published[expert], self._weights_at(self._version))
         if self._mean is not None:
             self._mean.after_publish(self._version)
+        self._due = max(self._due, self._version - lag)
+        self._arrivals.open(self._due)
 
     def publish_to(self, joining: LayerTables, at: Position) -> None:
         """Send those who hold new copies, as `joining` says, what the other copies have. Does not wait."""
@@ -214,11 +229,22 @@ class Holdings:
 
     def refresh_from(self, joining: LayerTables, at: Position) -> None:
         """Wait for what `publish_to` sent here. A collective of the DC where copies move inside it."""
-        joined, self._joining = self._joining, {}
-        self._receive_weights(joining, self._version, joined, at)
+        arrived: dict[int, Sequence[Bytes]] = dict(self._joining)
+        self._joining = {}
+        for expert in joining.gateway_of:
+            message = self._wan.receive(joining.home_of[expert], f"experts/{self._layer}", at._replace(chunk=expert))
+            arrived[expert] = [message.payload]
+        self._spread_weights(joining, self._version, arrived, at)
+        for expert in joining.copies:
+            self._decode_weights(self._version, expert, memoryview(b"".join(arrived[expert])))
+
+    def settle(self) -> None:
+        """Wait for all that is on its way, also what copies that are behind would not need yet."""
+        self._due = self._version
+        self.refresh()
 
     def refresh(self) -> None:
-        """Wait until the copies have the weights of the last `publish`, and decode them."""
+        """Wait until the copies have the weights of the last `publish`, or those that it lets be behind."""
         for expert in self._tables.homes:
             self._leaves[expert] = [
                 self._home_leaf(parameter, old)
@@ -226,7 +252,7 @@ class Holdings:
                     self._parameters[expert], self._leaves.get(expert, self._parameters[expert]), strict=True
                 )
             ]
-        self._receive_until(self._version)
+        self._receive_until(self._due)
 
     def compute(
         self, x_NH: torch.Tensor, row_P: torch.Tensor, expert_P: torch.Tensor, weight_P: torch.Tensor
@@ -335,11 +361,17 @@ class Holdings:
         leaf.grad = None if old is parameter else old.grad
         return leaf
 
-    def _receive_until(self, version: int) -> None:
-        while self._copy_version < version:
+    def _receive_until(self, last: int) -> None:
+        while self._copy_version < last:
             self._copy_version += 1
-            published, at = self._published.pop(self._copy_version), self._weights_at(self._copy_version)
-            self._receive_weights(self._tables, self._copy_version, published, at)
+            version = self._copy_version
+            self._arrivals.finish(version)
+            arrived: dict[int, Sequence[Bytes]] = dict(self._published.pop(version))
+            arrived.update((expert, [payload]) for expert, payload in self._arrived.pop(version, {}).items())
+            self._spread_weights(self._tables, version, arrived, self._weights_at(version))
+            for expert in self._tables.copies:
+                if expert not in self._tables.gateway_of:
+                    self._decode_weights(version, expert, memoryview(b"".join(arrived[expert])))
 
     def _send_weights(self, tables: LayerTables, expert: int, payload: list[Bytes], at: Position) -> None:
         for to in tables.subscribers[expert]:
@@ -352,13 +384,20 @@ class Holdings:
                 urgency=self._layer,
             )
 
-    def _receive_weights(
-        self, tables: LayerTables, version: int, published: Mapping[int, list[Bytes]], at: Position
+    def _take_in(self, version: int, expert: int, payload: memoryview) -> None:
+        """Weights have arrived from another DC. Called by the background thread if nobody waits for them yet."""
+        if any(expert in experts for experts in self._tables.weight_spread):
+            self._arrived[version][expert] = payload
+        if expert in self._leaves:
+            self._decode_weights(version, expert, payload)
+
+    def _spread_weights(
+        self, tables: LayerTables, version: int, arrived: dict[int, Sequence[Bytes]], at: Position
     ) -> None:
-        arrived: dict[int, Sequence[Bytes]] = dict(published)
-        for expert in tables.gateway_of:
-            message = self._wan.receive(tables.home_of[expert], f"experts/{self._layer}", at._replace(chunk=expert))
-            arrived[expert] = [message.payload]
+        """Hand on inside the DC what others hold too, and add what others hand on to `arrived`.
+
+        This stays with the training thread: its order has to be the same at all workers, and that of arrival isn't.
+        """
         if tables.site_spreads:
             parcels = [
                 (self._joined(chain.from_iterable(arrived[e] for e in experts)),) for experts in tables.weight_spread
@@ -366,8 +405,6 @@ class Holdings:
             received = self._site.exchange(at, parcels)
             for experts, (blob,) in zip(tables.weight_gather, received, strict=True):
                 arrived.update(self._split_weights(version, experts, memoryview(as_bytes(blob))))
-        for expert in tables.copies:
-            self._decode_weights(version, expert, memoryview(b"".join(arrived[expert])))
 
     def _split_weights(self, version: int, experts: Sequence[int], blob: memoryview) -> dict[int, Sequence[Bytes]]:
         """What a neighbour handed over: the payloads of several experts, tensor by tensor."""

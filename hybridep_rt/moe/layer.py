@@ -116,6 +116,7 @@ class MoELayer(nn.Module):
             codecs=runtime.codecs,
             ahead=runtime.rung.codecs,
             collectives=runtime.collectives,
+            background=runtime.background,
         )
         self._exchange = self._make_exchange(tables)
 
@@ -126,7 +127,7 @@ class MoELayer(nn.Module):
                 f"layer {self._number} holds gradients of a backward pass that is not over: "
                 "plans change between optimizer.step() and the next forward"
             )
-        self._bound.refresh()
+        self._bound.settle()
 
     def hand_over(self, plan: LayerPlan, at: Position, ownership: Ownership) -> None:
         """Begin to change plans: send what is owed and the experts whose homes leave. Does not wait."""
@@ -181,9 +182,9 @@ class MoELayer(nn.Module):
         if self._exchange is not None:
             self._exchange.codecs = self._token_codecs(codecs)
 
-    def publish(self, step: Step | None = None) -> None:
+    def publish(self, step: Step | None = None, *, lag: int = 0) -> None:
         """See `Holdings.publish`."""
-        self._bound.publish(step)
+        self._bound.publish(step, lag=lag)
 
     def return_gradients(self, step: int) -> None:
         """See `Holdings.return_gradients`."""

@@ -44,6 +44,11 @@ class LayerTables:
         return tuple(e for e in self.held if self.home_of[e] != self.me)
 
     @property
+    def entering(self) -> dict[int, Address]:
+        """The foreign experts whose weights reach the DC through this worker, and their homes."""
+        return {expert: self.home_of[expert] for expert in self.gateway_of}
+
+    @property
     def passing(self) -> set[int]:
         """The experts whose weights this worker encodes, decodes or hands on."""
         return {*self.held, *self.gateway_of, *chain.from_iterable(self.weight_gather)}

@@ -7,6 +7,8 @@
 | HYBRIDEP_PLAN        | auto (default), ep, replicate, domains:2,1 or the path of a plan file |
 | HYBRIDEP_CODECS      | a rung, KIND=CODEC or both, such as default,gradients=2bit; default: as the topology says |
 | HYBRIDEP_CHUNKS      | into how many chunks a worker's remote tokens are cut; default: the runtime's choice |
+| HYBRIDEP_STALENESS   | 1: copies are one step behind; default: as the topology says, else 0 |
+| HYBRIDEP_TRACE       | path of a trace in Chrome's format, written by the first worker at the end; default: none |
 | HYBRIDEP_EMULATE_COMPUTE | such as 50 TFLOP/s: kernels become waits; default: as the topology says |
 | HYBRIDEP_CALIBRATION | path of what `hybridep calibrate` wrote, for plan auto; default: none |
 | HYBRIDEP_TIMEOUTS    | comma-separated NAME=DURATION, such as operation=60s,rendezvous=2m; names as in `Timeouts` |
@@ -44,6 +46,8 @@ class Settings:
     plan: str = "auto"
     codecs: str = ""
     chunks: int | None = None
+    staleness: int | None = None
+    trace: str = ""
     emulate_compute_flops_per_s: float | None = None
     calibration: str = ""
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -64,6 +68,8 @@ class Settings:
             "HYBRIDEP_PLAN": self.plan,
             "HYBRIDEP_CODECS": self.codecs,
             "HYBRIDEP_CHUNKS": "" if self.chunks is None else str(self.chunks),
+            "HYBRIDEP_STALENESS": "" if self.staleness is None else str(self.staleness),
+            "HYBRIDEP_TRACE": self.trace,
             "HYBRIDEP_EMULATE_COMPUTE": _flops(self.emulate_compute_flops_per_s),
             "HYBRIDEP_CALIBRATION": self.calibration,
             "HYBRIDEP_TIMEOUTS": format_timeouts(self.timeouts),
@@ -90,6 +96,8 @@ class Environment:
     plan: str = "auto"
     codecs: str = ""
     chunks: int | None = None
+    staleness: int | None = None
+    trace: str = ""
     emulate_compute_flops_per_s: float | None = None
     calibration: str = ""
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -173,6 +181,7 @@ def _flops(flops_per_s: float | None) -> str:
 
 def _job_wide(variables: Mapping[str, str]) -> dict[str, Any]:
     chunks = variables.get("HYBRIDEP_CHUNKS", "")
+    staleness = variables.get("HYBRIDEP_STALENESS", "")
     emulated = variables.get("HYBRIDEP_EMULATE_COMPUTE", "")
     timeouts = [item for item in variables.get("HYBRIDEP_TIMEOUTS", "").split(",") if item]
     return {
@@ -181,6 +190,8 @@ def _job_wide(variables: Mapping[str, str]) -> dict[str, Any]:
         "plan": variables.get("HYBRIDEP_PLAN") or "auto",
         "codecs": variables.get("HYBRIDEP_CODECS", ""),
         "chunks": _whole_number("HYBRIDEP_CHUNKS", chunks, 1) if chunks else None,
+        "staleness": _whole_number("HYBRIDEP_STALENESS", staleness, 0) if staleness else None,
+        "trace": variables.get("HYBRIDEP_TRACE", ""),
         "emulate_compute_flops_per_s": parse_flops(emulated, "HYBRIDEP_EMULATE_COMPUTE") if emulated else None,
         "calibration": variables.get("HYBRIDEP_CALIBRATION", ""),
         "timeouts": parse_timeouts(timeouts, "HYBRIDEP_TIMEOUTS"),

@@ -30,6 +30,7 @@ from hybridep_rt.protocol.messages import Traffic
 from hybridep_rt.protocol.position import Phase, Position
 from hybridep_rt.runtime.adamw import AdamW
 from hybridep_rt.runtime.agreement import agree, describe_model, digest
+from hybridep_rt.runtime.background import Background
 from hybridep_rt.runtime.clock import Clock
 from hybridep_rt.runtime.codec_watch import CodecWatch
 from hybridep_rt.runtime.collectives import Collectives
@@ -63,8 +64,11 @@ class HybridLayer(Protocol):
     def change_codecs(self, codecs: Codecs) -> None:
         """Use other codecs from the next `publish`, forward and gradient on."""
 
-    def publish(self, step: Step | None = None) -> None:
-        """Send the homes' weights to the DCs that subscribe, each after its update where `step` has one."""
+    def publish(self, step: Step | None = None, *, lag: int = 0) -> None:
+        """Send the homes' weights to the DCs that subscribe, each after its update where `step` has one.
+
+        `lag`: by how many versions copies may be behind them in the next forward.
+        """
 
     def settle(self) -> None:
         """Wait for weights that are on their way. Raises ConfigError where gradients are."""
@@ -104,7 +108,8 @@ class HybridLayer(Protocol):
 class Runtime:
     """One worker of a job. Made by `hybridep_rt.init()`; tests build it from in-memory ports.
 
-    `site` is called once, when tensors have to move inside the DC for the first time.
+    `make_site` is called once, when tensors have to move inside the DC for the first time. `staleness` 1: a forward
+    computes with copies of one optimizer step before, so that their transfer hides behind a whole step.
     """
 
     address: Address
@@ -116,13 +121,17 @@ class Runtime:
     topology_digest: str = ""
     rung: Rung = EXACT
     chunks: int = 1
+    staleness: int = 0
     metrics: Metrics = field(default_factory=Metrics)
     emulated: EmulatedCompute | None = None
 
     def __post_init__(self) -> None:
         if self.chunks < 1:
             raise ConfigError(f"chunks must be at least 1, not {self.chunks}")
+        if self.staleness not in (0, 1):
+            raise ConfigError(f"staleness is 0 or 1, not {self.staleness}")
         self.clock = Clock()
+        self.background = Background()
         self.plan: Plan | None = None
         self._ownership: Ownership | None = None
         self.found_nonfinite = False
@@ -221,6 +230,7 @@ class Runtime:
             "plan": digest(self.plan),
             "codecs": repr(self.rung),
             "token chunks": str(self.chunks),
+            "staleness": str(self.staleness),
             "emulated compute": "none" if self.emulated is None else f"{self.emulated.flops_per_s} FLOP/s",
         }
         agree(facts, self.address, self.layout, self.dc_names, self.wan, self.clock.collective(Phase.ATTACH))
@@ -232,7 +242,7 @@ class Runtime:
             parameter.register_post_accumulate_grad_hook(self._queue_finish)
         optimizer.register_step_pre_hook(self._before_step)
         if isinstance(optimizer, AdamW):
-            optimizer.publish_with(self._publish)
+            optimizer.publish_with(self._publish_step)
         optimizer.register_step_post_hook(self._after_step)
         self.publish()
         memory = self._largest_memory()
@@ -324,7 +334,8 @@ class Runtime:
 
         Every worker has to call it.
         """
-        self._publish(None)
+        for layer in self._layers:
+            layer.publish()
 
     def set_codec(self, text: str) -> None:
         """Another rung, such as "safe" or "default,gradients=2bit", from the next transfer on: see `parse_rung`.
@@ -446,6 +457,7 @@ class Runtime:
         if self._closed:
             return
         self._closed = True
+        self.background.close()
         self.wan.close()
         if self._site is not None:
             self._site.close()
@@ -454,6 +466,7 @@ class Runtime:
         """This worker can't go on: tell all others why, in one line. Waits at most a second."""
         if not self._closed:
             self._closed = True
+            self.background.close()
             self.wan.fail(reason)
 
     @property
@@ -534,14 +547,14 @@ class Runtime:
         """What is published at the end of this step has the codecs of the next."""
         self._use_codecs(self.rung.codecs_at(self.clock.step + 1))
 
-    def _publish(self, step: Step | None) -> None:
+    def _publish_step(self, step: Step | None) -> None:
         for layer in self._layers:
-            layer.publish(step)
+            layer.publish(step, lag=self.staleness)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.clock.stepped()
         if not isinstance(optimizer, AdamW):
-            self._publish(None)
+            self._publish_step(None)
         if self._step_watch is not None:
             self._compare(self._step_watch)
         if self.clock.step % FIGURES_EVERY == 0:

@@ -28,14 +28,14 @@ _ALONE = "cluster: alone\nlevels:\n  - {name: dc, count: 1, bandwidth: 1 Gbit/s,
 _current: Runtime | None = None
 
 
-def init(*, codec: str = "") -> Runtime:
+def init(*, codec: str = "", staleness: int = 0) -> Runtime:
     """Join the job; returns once every worker of every DC is there.
 
     Under `hybridep run` (or the same mpirun line) role, DC, topology, plan and codecs come from the environment. In a
     plain `python train.py` there is one worker, so that a program can be tried and debugged alone.
 
     `codec`: a rung and what differs from it, as `parse_rung` reads it, where neither the command line nor the topology
-    names one.
+    names one. `staleness`: 1 for copies of experts that are one optimizer step behind, where neither says it.
 
     Raises ConfigError, HandshakeRefused, ConnectFailed, PeerLost, DeadlineExceeded.
     """
@@ -43,7 +43,7 @@ def init(*, codec: str = "") -> Runtime:
     if _current is not None:
         raise ConfigError("hybridep_rt.init() was called twice")
     environment = Environment.read(os.environ)
-    _current = _alone(parse_rung(codec)) if environment is None else _join(environment, codec)
+    _current = _alone(parse_rung(codec)) if environment is None else _join(environment, codec, staleness)
     atexit.register(_current.shutdown)
     return _current
 
@@ -62,7 +62,7 @@ def fail(reason: str) -> None:
         _current.fail(reason)
 
 
-def _join(environment: Environment, codec: str) -> Runtime:
+def _join(environment: Environment, codec: str, staleness: int) -> Runtime:
     topology = load(environment.topology)
     dc = topology.dc_index(environment.dc)
     address = Address(dc, environment.worker)
@@ -106,6 +106,7 @@ def _join(environment: Environment, codec: str) -> Runtime:
         topology_digest=digest,
         rung=rung,
         chunks=chunks,
+        staleness=next(n for n in (environment.staleness, topology.staleness, staleness) if n is not None),
         metrics=metrics,
         emulated=emulated,
     )

@@ -73,12 +73,32 @@ class Mailboxes:
         self._departed: dict[Address, str] = {}
         self._failure: HybridEPError | None = None
         self._wakers: set[Callable[[], None]] = set()
+        self._watchers: dict[str, Callable[[], None]] = {}
 
     def deliver(self, message: Message, message_id: int = 0) -> None:
         """Append a message to its queue. Any thread."""
         with self._changed:
             self._queues[message.source, message.channel].append((message, message_id))
             self._notify()
+            watcher = self._watchers.get(message.channel)
+        if watcher is not None:
+            watcher()
+
+    def watch(self, channel: str, notify: Callable[[], None]) -> None:
+        """See `WanPort.watch`. A later watcher of a channel takes the place of an earlier one."""
+        with self._changed:
+            self._watchers[channel] = notify
+
+    def take(self, source: Address, channel: str, position: Position) -> Message | None:
+        """See `WanPort.take`."""
+        with self._changed:
+            queue = self._queues[source, channel]
+            if not queue:
+                return None
+            message, message_id = queue.popleft()
+            self._taken(message_id)
+        self._check_position(message, position)
+        return message
 
     def depart(self, peer: Address, where: str) -> None:
         """`peer` ended in good order, at the place `where`: waits for more from it can't succeed."""
@@ -187,13 +207,16 @@ class Mailboxes:
     def _accept(self, wait: Wait, message: Message) -> Message:
         waited_s = time.monotonic() - wait.started
         self._metrics.waited(wait.position.layer, wait.source.dc, wait.channel, waited_s)
-        if message.position != wait.position:
+        self._check_position(message, wait.position)
+        return message
+
+    def _check_position(self, message: Message, position: Position) -> None:
+        if message.position != position:
             raise PositionMismatch(
-                mine=wait.position.describe(),
-                peer=wait.source.describe(self._dc_names),
+                mine=position.describe(),
+                peer=message.source.describe(self._dc_names),
                 theirs=message.position.describe(),
             )
-        return message
 
     def _left(self, source: Address, channel: str, position: Position) -> HybridEPError:
         peer, where = source.describe(self._dc_names), self._departed[source]

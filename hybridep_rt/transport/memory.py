@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hybridep_rt.errors import DeadlineExceeded, HybridEPError, LocalProtocolError, PeerLost, PositionMismatch
@@ -126,6 +126,14 @@ class MemoryPort:
     def receive(self, source: Address, channel: str, position: Position, *, timeout_s: float | None = None) -> Message:
         """See `WanPort.receive`."""
         return self._wan.mailboxes[self.address].receive(source, channel, position, timeout_s)
+
+    def take(self, source: Address, channel: str, position: Position) -> Message | None:
+        """See `WanPort.take`."""
+        return self._wan.mailboxes[self.address].take(source, channel, position)
+
+    def watch(self, channel: str, notify: Callable[[], None]) -> None:
+        """See `WanPort.watch`."""
+        self._wan.mailboxes[self.address].watch(channel, notify)
 
     def check(self) -> None:
         """Raise what ended the job, if anything did."""

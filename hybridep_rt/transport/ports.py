@@ -6,7 +6,7 @@ implementation and an in-memory double, so that a whole multi-DC run fits in one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from hybridep_rt.protocol.address import Address
@@ -75,6 +75,12 @@ class WanPort(Protocol):
 
         Raises PositionMismatch (and names both), DeadlineExceeded, PeerLost.
         """
+
+    def take(self, source: Address, channel: str, position: Position) -> Message | None:
+        """As `receive` if the message is here; None, at once, if it is not. Any thread. Raises PositionMismatch."""
+
+    def watch(self, channel: str, notify: Callable[[], None]) -> None:
+        """Call `notify`, in the thread that delivers, whenever a message of `channel` has arrived. It must be quick."""
 
     def check(self) -> None:
         """Raise what ended the job (PeerLost, ...), if anything did."""

@@ -142,6 +142,14 @@ class WorkerLink:
         self._where = position.describe()
         return await self.mailboxes.receive_async(source, channel, position, timeout_s)
 
+    def take(self, source: Address, channel: str, position: Position) -> Message | None:
+        """See `WanPort.take`."""
+        return self.mailboxes.take(source, channel, position)
+
+    def watch(self, channel: str, notify: Callable[[], None]) -> None:
+        """See `WanPort.watch`."""
+        self.mailboxes.watch(channel, notify)
+
     def check(self) -> None:
         """See `WanPort.check`."""
         self.mailboxes.check()
