@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
+
+from hybridep_rt.trace import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,10 @@ class LinkStatus:
 
 
 class Metrics:
-    """Thread-safe counters; the runtime's threads add, anyone takes a snapshot."""
+    """Thread-safe counters; the runtime's threads add, anyone takes a snapshot. `trace` also keeps when."""
 
-    def __init__(self) -> None:
+    def __init__(self, trace: Recorder | None = None) -> None:
+        self.trace = trace or Recorder()
         self._lock = threading.Lock()
         self._sent_bytes: Counter[tuple[int, int]] = Counter()
         self._sent_messages: Counter[tuple[int, int]] = Counter()
@@ -82,6 +86,9 @@ class Metrics:
         """The training thread waited for a message of `channel` from a worker of `dc`."""
         with self._lock:
             self._waited_s[layer, dc, channel] += seconds  # type: ignore[assignment]
+        if self.trace.is_on:
+            now_ns = time.monotonic_ns()
+            self.trace.add("wait", f"{channel} from DC {dc}", now_ns - int(seconds * 1e9), now_ns)
 
     def coded(self, figures: dict[int, CodecFigures]) -> None:
         """What codecs did to each layer was measured."""

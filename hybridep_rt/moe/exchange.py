@@ -25,6 +25,7 @@ from hybridep_rt.planner.plan import Layout
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.messages import Traffic
 from hybridep_rt.protocol.position import Phase, Position
+from hybridep_rt.trace import Recorder
 from hybridep_rt.transport.ports import SiteGroup, WanPort
 
 
@@ -95,7 +96,9 @@ class Exchange:
         chunks: int,
         codecs: TokenCodecs,
         device: torch.device,
+        trace: Recorder,
     ) -> None:
+        self.trace = trace
         self._tables = tables
         self._layout = layout
         self._site = site
@@ -238,7 +241,8 @@ class ExchangeFunction(torch.autograd.Function):
         weight_TK: torch.Tensor,
     ) -> torch.Tensor:
         """`anchor` requires grad, so that the backward runs at every worker even where no token does."""
-        out_TH, ctx.trace = exchange.forward(x_TH, index_TK, weight_TK, experts, position)
+        with exchange.trace.span("compute", f"forward of layer {position.layer}"):
+            out_TH, ctx.trace = exchange.forward(x_TH, index_TK, weight_TK, experts, position)
         ctx.exchange, ctx.done = exchange, done
         return out_TH
 
@@ -247,7 +251,8 @@ class ExchangeFunction(torch.autograd.Function):
         """One backward per forward: the saved activations are freed as they are used."""
         if ctx.trace is None:
             raise RuntimeError("a MoE layer's graph can be walked backwards once only")
-        grad_x, grad_weight = ctx.exchange.backward(ctx.trace, grads[0].contiguous())
+        with ctx.exchange.trace.span("compute", f"backward of layer {ctx.trace.position.layer}"):
+            grad_x, grad_weight = ctx.exchange.backward(ctx.trace, grads[0].contiguous())
         ctx.trace = None
         ctx.done()
         return None, None, None, None, None, grad_x, None, grad_weight

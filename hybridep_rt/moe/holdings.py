@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from itertools import chain, cycle
 
@@ -38,6 +38,7 @@ from hybridep_rt.protocol.messages import Bytes, Traffic
 from hybridep_rt.protocol.position import Phase, Position
 from hybridep_rt.runtime.background import Background
 from hybridep_rt.runtime.collectives import Collectives
+from hybridep_rt.trace import Recorder
 from hybridep_rt.transport.ports import SiteGroup, WanPort
 
 
@@ -71,6 +72,7 @@ class Holdings:
         ahead: Codecs,
         collectives: Collectives,
         background: Background,
+        trace: Recorder,
     ) -> None:
         self._layer = layer
         self._tables = tables
@@ -80,6 +82,7 @@ class Holdings:
         self._like = like
         self._site = site
         self._wan = wan
+        self._trace = trace
         self._leaves = {e: self._new_leaves() for e in tables.copies}
         self._collectives = collectives
         self._mean = self._mean_for(codecs.weights)
@@ -205,10 +208,11 @@ class Holdings:
                     update.run()
                 continue
             codecs = self._weights.of(expert, self._version)
-            published[expert] = [
-                update_and_encode(codec, tensor, update)
-                for codec, tensor, update in zip(codecs, self._parameters[expert], updates, strict=True)
-            ]
+            with self._span("encode", "weights", expert):
+                published[expert] = [
+                    update_and_encode(codec, tensor, update)
+                    for codec, tensor, update in zip(codecs, self._parameters[expert], updates, strict=True)
+                ]
             if lag:
                 # The parameters change again before this has to be out.
                 published[expert] = list(map(bytes, published[expert]))
@@ -260,7 +264,8 @@ class Holdings:
         """See `weighted_sum`."""
         if torch.is_grad_enabled():
             self._stage = Stage.USED
-        return weighted_sum(self._apply, self._leaves, x_NH, row_P, expert_P, weight_P)
+        with self._trace.span("compute", f"experts of layer {self._layer}"):
+            return weighted_sum(self._apply, self._leaves, x_NH, row_P, expert_P, weight_P)
 
     def return_gradients(self, step: int) -> None:
         """Sum the copies' gradients inside the DC and send them home. Does not wait for the WAN.
@@ -281,7 +286,8 @@ class Holdings:
                 total = [self._like.new_zeros(shape) for shape in self._shapes]
             payload: list[Bytes] = []
             if total is not None:
-                payload = [each.encode(tensor) for each, tensor in zip(outgoing, total, strict=True)]
+                with self._span("encode", "gradient", expert):
+                    payload = [each.encode(tensor) for each, tensor in zip(outgoing, total, strict=True)]
             self._wan.send(
                 self._tables.home_of[expert],
                 f"gradients/{self._layer}",
@@ -414,8 +420,8 @@ class Holdings:
         return {e: parts[n * width : (n + 1) * width] for n, e in enumerate(experts)}
 
     def _decode_weights(self, version: int, expert: int, payload: memoryview) -> None:
-        for codec, leaf, part in self._parts(self._weights.of(expert, version), self._leaves[expert], payload):
-            with torch.no_grad():
+        with torch.no_grad(), self._span("decode", "weights", expert):
+            for codec, leaf, part in self._parts(self._weights.of(expert, version), self._leaves[expert], payload):
                 codec.decode(part, leaf)
 
     def _receive_gradient(self, expert: int, at: Position, source: Address) -> list[torch.Tensor] | None:
@@ -423,8 +429,9 @@ class Holdings:
         if message.counts == (0,):
             return None
         tensors = [torch.empty_like(parameter) for parameter in self._parameters[expert]]
-        for codec, tensor, part in self._parts(self._incoming[expert, source], tensors, message.payload):
-            codec.decode(part, tensor.detach())
+        with self._span("decode", "gradient", expert):
+            for codec, tensor, part in self._parts(self._incoming[expert, source], tensors, message.payload):
+                codec.decode(part, tensor.detach())
         return tensors
 
     def _gather_gradients(self, at: Position) -> dict[int, list[torch.Tensor]]:
@@ -507,6 +514,9 @@ class Holdings:
 
     def _new_outgoing(self) -> list[Outgoing]:
         return [Outgoing(self._gradient_spec, self._ahead) for _ in self._shapes]
+
+    def _span(self, lane: str, what: str, expert: int) -> AbstractContextManager[None]:
+        return self._trace.span(lane, f"{what} of layer {self._layer}, expert {expert}")
 
     def _weights_at(self, version: int) -> Position:
         return Position(version, 0, self._layer, Phase.EXPERTS)

@@ -117,6 +117,7 @@ class MoELayer(nn.Module):
             ahead=runtime.rung.codecs,
             collectives=runtime.collectives,
             background=runtime.background,
+            trace=runtime.trace,
         )
         self._exchange = self._make_exchange(tables)
 
@@ -229,6 +230,7 @@ class MoELayer(nn.Module):
             chunks=runtime.chunks,
             codecs=self._token_codecs(runtime.codecs),
             device=self.router.weight.device,
+            trace=runtime.trace,
         )
 
     @property

@@ -19,7 +19,7 @@ from hybridep_rt.codecs.ladder import EXACT, Rung, parse_rung
 from hybridep_rt.codecs.record import Record
 from hybridep_rt.codecs.shared import SharedResidual
 from hybridep_rt.codecs.update import Step
-from hybridep_rt.errors import ConfigError
+from hybridep_rt.errors import ConfigError, HybridEPError
 from hybridep_rt.metrics import CodecFigures, Metrics
 from hybridep_rt.planner.comparison import StepWatch, described, deviations
 from hybridep_rt.planner.economics import LayerShape
@@ -40,6 +40,7 @@ from hybridep_rt.runtime.mailbox import Mailbox
 from hybridep_rt.runtime.ownership import Ownership
 from hybridep_rt.runtime.planning import Load, PlanSource
 from hybridep_rt.runtime.proposal import shared_plan
+from hybridep_rt.runtime.tracing import gather
 from hybridep_rt.transport.ports import SiteGroup, WanPort
 from topology.units import format_size
 
@@ -122,6 +123,7 @@ class Runtime:
     rung: Rung = EXACT
     chunks: int = 1
     staleness: int = 0
+    trace_path: str = ""
     metrics: Metrics = field(default_factory=Metrics)
     emulated: EmulatedCompute | None = None
 
@@ -132,6 +134,9 @@ class Runtime:
             raise ConfigError(f"staleness is 0 or 1, not {self.staleness}")
         self.clock = Clock()
         self.background = Background()
+        self.trace = self.metrics.trace
+        self._began_ns = time.monotonic_ns()
+        self._step_began_ns = self._began_ns
         self.plan: Plan | None = None
         self._ownership: Ownership | None = None
         self.found_nonfinite = False
@@ -458,6 +463,9 @@ class Runtime:
             return
         self._closed = True
         self.background.close()
+        if self.trace.is_on:
+            with contextlib.suppress(HybridEPError):
+                gather(self.trace, self.trace_path, self.address, self.layout, self.dc_names, self.wan)
         self.wan.close()
         if self._site is not None:
             self._site.close()
@@ -502,6 +510,10 @@ class Runtime:
 
     def _finish_backward(self) -> None:
         """Make every gradient final: returned by the copies, summed over all workers, divided by their number."""
+        with self.trace.span("compute", "end of backward"):
+            self._finish_gradients()
+
+    def _finish_gradients(self) -> None:
         self._finish_queued = False
         for layer in self._layers:
             layer.return_gradients(self.clock.step)
@@ -545,6 +557,7 @@ class Runtime:
 
     def _before_step(self, *_: Any) -> None:
         """What is published at the end of this step has the codecs of the next."""
+        self._step_began_ns = time.monotonic_ns()
         self._use_codecs(self.rung.codecs_at(self.clock.step + 1))
 
     def _publish_step(self, step: Step | None) -> None:
@@ -555,6 +568,10 @@ class Runtime:
         self.clock.stepped()
         if not isinstance(optimizer, AdamW):
             self._publish_step(None)
+        now_ns = time.monotonic_ns()
+        self.trace.add("compute", "optimizer", self._step_began_ns, now_ns)
+        self.trace.add("compute", f"step {self.clock.step - 1}", self._began_ns, now_ns)
+        self._began_ns = now_ns
         if self._step_watch is not None:
             self._compare(self._step_watch)
         if self.clock.step % FIGURES_EVERY == 0:

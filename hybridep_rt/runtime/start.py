@@ -18,6 +18,7 @@ from hybridep_rt.runtime.emulated import EmulatedCompute
 from hybridep_rt.runtime.environment import Environment
 from hybridep_rt.runtime.planning import TopologyPlan
 from hybridep_rt.runtime.session import Runtime
+from hybridep_rt.trace import SPANS_MAX, Recorder
 from hybridep_rt.transport.memory import MemoryWan
 from hybridep_rt.transport.ports import SiteGroup
 from hybridep_rt.transport.site_torch import SoloSite, open_site
@@ -69,7 +70,7 @@ def _join(environment: Environment, codec: str, staleness: int) -> Runtime:
     layout = Layout(topology.workers_per_dc)
     rung = parse_rung(environment.codecs or topology.codec or codec)
     chunks = environment.chunks or 1
-    metrics = Metrics()
+    metrics = Metrics(Recorder(SPANS_MAX) if environment.trace else None)
     digest = topology.digest()
     job = Job(topology.cluster, digest, environment.epoch, environment.run_token)
     emulated = _emulated(environment, topology)
@@ -107,6 +108,7 @@ def _join(environment: Environment, codec: str, staleness: int) -> Runtime:
         rung=rung,
         chunks=chunks,
         staleness=next(n for n in (environment.staleness, topology.staleness, staleness) if n is not None),
+        trace_path=environment.trace,
         metrics=metrics,
         emulated=emulated,
     )

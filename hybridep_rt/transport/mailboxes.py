@@ -41,6 +41,16 @@ class Wait:
         return self.position.layer if self.position.layer >= 0 else None
 
 
+def span_name(to: Address, channel: str, position: Position) -> str:
+    """A message in a trace."""
+    return f"{channel} to {to.describe()}: {position.describe()}"
+
+
+def span_key(source: Address, name: str) -> str:
+    """What tells a message from all others in a trace."""
+    return f"{source.describe()} {name}"
+
+
 class Mailboxes:
     """One first-in-first-out queue per (source, channel). A failure wakes every waiter and stays.
 

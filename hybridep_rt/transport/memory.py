@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from hybridep_rt.metrics import Metrics
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.messages import Message, Payload, Traffic
 from hybridep_rt.protocol.position import Position
-from hybridep_rt.transport.mailboxes import Mailboxes
+from hybridep_rt.transport.mailboxes import Mailboxes, span_key, span_name
 
 if TYPE_CHECKING:
     import torch
@@ -89,6 +90,8 @@ class MemoryWan:
                 if not self._pending[key]:
                     del self._pending[key]
                 self._changed.notify_all()
+            name, now_ns = span_name(message.to, message.channel, message.position), time.monotonic_ns()
+            self.metrics[message.to].trace.add("receive", name, now_ns, now_ns, span_key(message.source, name))
             self.mailboxes[message.to].deliver(message)
 
 
@@ -121,6 +124,8 @@ class MemoryPort:
         if to.dc != self.address.dc:
             self._wan.metrics[self.address].sent(to.dc, traffic, len(buffer))
         self._last = position.describe()
+        name, now_ns = span_name(to, channel, position), time.monotonic_ns()
+        self._wan.metrics[self.address].trace.add("send", name, now_ns, now_ns, span_key(self.address, name))
         self._wan.post(Message(self.address, to, channel, position, memoryview(buffer), tuple(counts)))
 
     def receive(self, source: Address, channel: str, position: Position, *, timeout_s: float | None = None) -> Message:

@@ -30,7 +30,7 @@ from hybridep_rt.protocol.session import INCARNATION_BYTES, Session
 from hybridep_rt.transport.connection import FLUSH_S, Connection
 from hybridep_rt.transport.dial import join
 from hybridep_rt.transport.link import Link
-from hybridep_rt.transport.mailboxes import Mailboxes, Wait
+from hybridep_rt.transport.mailboxes import Mailboxes, Wait, span_key, span_name
 
 
 class WorkerLink:
@@ -61,6 +61,7 @@ class WorkerLink:
         self._session: Session | None = None
         self._handover: deque[Outgoing] = deque()
         self._taken_ids: deque[int] = deque()
+        self._sending: dict[int, tuple[int, str]] = {}
         self._woken = False
         self._closed = False
         self._where = "its start"
@@ -125,6 +126,8 @@ class WorkerLink:
         buffers = tuple(memoryview(buffer).cast("B") for buffer in payload)
         outgoing = Outgoing((self.address, to, channel), traffic, urgency, encode_envelope(envelope), buffers)
         self._check(outgoing)
+        if self.metrics.trace.is_on:
+            self._sending[id(outgoing)] = (time.monotonic_ns(), span_name(to, channel, position))
         self._hand_over(outgoing)
         if to.dc != self.address.dc:
             nbytes = outgoing.payload_bytes + len(outgoing.metadata) + HEADER_BYTES
@@ -312,7 +315,11 @@ class WorkerLink:
 
     def link_message(self, link: Link, arrived: Arrived) -> None:
         """See `Owner`."""
-        self.mailboxes.deliver(arrived.message, arrived.message_id)
+        message, trace = arrived.message, self.metrics.trace
+        if trace.is_on:
+            now_ns, name = time.monotonic_ns(), span_name(message.to, message.channel, message.position)
+            trace.add("receive", name, now_ns, now_ns, span_key(message.source, name))
+        self.mailboxes.deliver(message, arrived.message_id)
 
     def link_notice(self, link: Link, notice: Notice) -> None:
         """See `Owner`."""
@@ -334,6 +341,9 @@ class WorkerLink:
 
     def link_sent(self, link: Link, outgoing: Outgoing) -> None:
         """See `Owner`."""
+        if id(outgoing) in self._sending:
+            start_ns, name = self._sending.pop(id(outgoing))
+            self.metrics.trace.add("send", name, start_ns, time.monotonic_ns(), span_key(self.address, name))
 
     def link_closed(self, link: Link, error: HybridEPError | None) -> None:
         """See `Owner`."""
