@@ -13,6 +13,7 @@ from hybridep_rt.planner.plan import Plan
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.runtime.planning import FixedPlan, PlanSource
 from hybridep_rt.runtime.session import Runtime
+from hybridep_rt.trace import Recorder
 from hybridep_rt.transport.memory import MemorySite, MemoryWan
 
 
@@ -27,6 +28,7 @@ def run_fleet(
     plans: PlanSource | None = None,
     operation_s: float = 20.0,
     staleness: int = 0,
+    trace_path: str = "",
 ) -> list[Any]:
     """`work(runtime)` at every worker at once; results by global number. The first worker's error is raised.
 
@@ -36,6 +38,9 @@ def run_fleet(
     layout = plan.layout
     dc_names = tuple("abcdefgh"[: layout.dcs])
     wan = MemoryWan(layout.workers_per_dc, dc_names=dc_names, seed=seed, operation_s=operation_s)
+    if trace_path:
+        for metrics in wan.metrics.values():
+            metrics.trace = Recorder(10_000)
     sites = [MemorySite(size, operation_s=operation_s) for size in layout.workers_per_dc]
     results: list[Any] = [None] * layout.workers
     errors: list[tuple[int, BaseException]] = []
@@ -53,6 +58,7 @@ def run_fleet(
                 rung=rung or Rung("exact", codecs or Codecs(), 0),
                 chunks=chunks,
                 staleness=staleness,
+                trace_path=trace_path,
                 metrics=wan.metrics[address],
             )
             results[number] = work(runtime)

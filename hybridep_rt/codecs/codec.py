@@ -270,6 +270,11 @@ class Codecs:
                 raise ConfigError(f'codec "{spec}": dense gradients have no second moment beside them, leave out vs')
 
     @property
+    def specs(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(spec for kind in _ANY if (spec := getattr(self, kind)))
+
+    @property
     def backward_tokens(self) -> str:
         """The codec of token gradients."""
         return self.token_gradients or self.tokens

@@ -34,6 +34,7 @@ from hybridep_rt.runtime.background import Background
 from hybridep_rt.runtime.clock import Clock
 from hybridep_rt.runtime.codec_watch import CodecWatch
 from hybridep_rt.runtime.collectives import Collectives
+from hybridep_rt.runtime.compiled import compile_kernels
 from hybridep_rt.runtime.emulated import EmulatedCompute
 from hybridep_rt.runtime.gradients import DenseGradients, all_finite
 from hybridep_rt.runtime.mailbox import Mailbox
@@ -222,6 +223,7 @@ class Runtime:
         self._takes_moments = isinstance(optimizer, AdamW)
         self.rung = self._fitting(self.rung)
         self._codecs_in_use = self.codecs
+        compile_kernels(self.rung.codecs.specs, with_adamw=isinstance(optimizer, AdamW))
         experts = {id(p) for layer in self._layers for p in layer.expert_parameters()}
         self._dense = [p for p in model.parameters() if id(p) not in experts and p.requires_grad]
         self._dense_gradients = DenseGradients(self._dense, self.codecs.dense)
