@@ -7,6 +7,7 @@ to the socket ahead of time, so that the scheduler's priorities hold.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -277,7 +278,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and not self._silent:
             self._silent = True
             if self._transport.can_write_eof():
-                self._transport.write_eof()
+                with contextlib.suppress(OSError):  # the peer has reset the connection meanwhile
+                    self._transport.write_eof()
             else:
                 self._transport.close()  # TLS has no half of an end
 

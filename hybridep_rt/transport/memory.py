@@ -100,6 +100,7 @@ class MemoryPort:
 
     def __init__(self, wan: MemoryWan, address: Address) -> None:
         self._wan = wan
+        self.mailboxes = wan.mailboxes[address]
         self.address = address
         self._last = "its start"
         self._is_closed = False
@@ -130,7 +131,7 @@ class MemoryPort:
 
     def receive(self, source: Address, channel: str, position: Position, *, timeout_s: float | None = None) -> Message:
         """See `WanPort.receive`."""
-        return self._wan.mailboxes[self.address].receive(source, channel, position, timeout_s)
+        return self.mailboxes.receive(source, channel, position, timeout_s)
 
     def take(self, source: Address, channel: str, position: Position) -> Message | None:
         """See `WanPort.take`."""
@@ -142,11 +143,11 @@ class MemoryPort:
 
     def check(self) -> None:
         """Raise what ended the job, if anything did."""
-        self._wan.mailboxes[self.address].check()
+        self.mailboxes.check()
 
     def expect(self, peers: Iterable[Address], position: Position) -> None:
         """See `WanPort.expect`."""
-        self._wan.mailboxes[self.address].expect(peers, position)
+        self.mailboxes.expect(peers, position)
 
     def fail(self, reason: str) -> None:
         """End every wait of every worker."""
