@@ -1,0 +1,148 @@
+"""What the runs of `benchmarks.quality` say: gaps between rows and exact training, in loss, in steps and in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.intervals import Interval, median_interval
+from benchmarks.quality_runs import LONGER, ROWS
+
+Runs = Mapping[tuple[str, int], Mapping[str, Any]]
+"""(row, seed) -> what `quality_runs.run` returned."""
+
+_REFERENCES = ("exact", "longer")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One row. Loss in nats per byte; bytes per copied parameter, optimizer step and subscriber, both ways together.
+
+    `gap`: final loss less that of exact training with the same seed, over the seeds. `extra_steps`: the part of steps
+    that the row needs on top to end like exact training, None where that wasn't trained longer to compare with.
+    `mean_bytes` counts warm-up and key frames in. `error`: of the copies at the end, as a part of the weights' norm.
+    """
+
+    row: str
+    gap: Interval
+    extra_steps: Interval | None
+    weight_bytes: float
+    gradient_bytes: float
+    mean_bytes: float
+    error: float
+    seeds: tuple[int, ...]
+    gaps: tuple[float, ...]
+    curve: tuple[tuple[int, float], ...]
+    """Mean gap at some steps, on a text of its own."""
+
+
+def evaluate(runs: Runs) -> list[Found]:
+    """All rows that have a seed in common with exact training."""
+    gain = _gain(runs)
+    found = []
+    for row in (name for name in ROWS if name not in _REFERENCES):
+        seeds = tuple(sorted(seed for name, seed in runs if name == row and ("exact", seed) in runs))
+        if seeds:
+            found.append(_row(row, seeds, runs, gain))
+    return found
+
+
+def results(found: Sequence[Found], runs: Runs) -> list[dict[str, Any]]:
+    """For the JSON: every row, then the final losses of all runs."""
+    rows = [{"title": ROWS[row.row].title, "rung": asdict(ROWS[row.row].rung), **asdict(row)} for row in found]
+    finals = [{"row": row, "seed": seed, "final_loss": run["final"]} for (row, seed), run in sorted(runs.items())]
+    return [*rows, {"runs": finals, "gain_of_longer": _gain(runs)}]
+
+
+def table(found: Sequence[Found]) -> Table:
+    """One line per row."""
+    shown = Table(title="Against exact training", caption="median over seeds [95 % interval]")
+    for column in ("", "gap, nats/byte", "more steps, %", "bytes out + back", "with warm-up", "copies off by"):
+        shown.add_column(column, justify="left" if not column else "right")
+    for row in found:
+        shown.add_row(
+            f"{ROWS[row.row].title}, {len(row.seeds)} seeds",
+            _interval(row.gap, 1, "+.4f"),
+            "" if row.extra_steps is None else _interval(row.extra_steps, 100, "+.1f"),
+            f"{row.weight_bytes:.3f} + {row.gradient_bytes:.3f}",
+            f"{row.mean_bytes:.3f}",
+            f"{row.error:.2%}",
+        )
+    return shown
+
+
+def plot(found: Sequence[Found], file: Path) -> None:
+    """Gaps over the steps, and at the end against bytes."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (over_steps, over_bytes) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    for number, row in enumerate(found):
+        color = f"C{number}"
+        title = ROWS[row.row].title
+        steps, gaps = zip(*row.curve, strict=True)
+        over_steps.plot(steps, gaps, color=color, label=title, marker=".", linewidth=1)
+        if row.weight_bytes:
+            total, low, high = row.weight_bytes + row.gradient_bytes, row.gap.low, row.gap.high
+            error = [[row.gap.value - low], [high - row.gap.value]]
+            over_bytes.errorbar(total, row.gap.value, error, color=color, fmt="o", capsize=3)
+            over_bytes.annotate(title, (total, row.gap.value), (5, 4), textcoords="offset points", fontsize=8)
+    for axes in (over_steps, over_bytes):
+        axes.axhspan(-0.003, 0.003, color="0.9", zorder=0)
+        axes.set_yscale("symlog", linthresh=0.01)
+        axes.set_ylabel("loss less that of exact training, nats per byte")
+        axes.grid(alpha=0.3)
+    over_steps.set_xlabel("optimizer steps")
+    over_steps.legend(fontsize=8)
+    over_bytes.set_xscale("log")
+    over_bytes.set_xlabel("bytes per parameter and step, both ways (exact: 8)")
+    over_bytes.margins(x=0.25)
+    figure.savefig(file, dpi=130)
+    pyplot.close(figure)
+
+
+def _interval(found: Interval, unit: float, form: str) -> str:
+    value, low, high = (format(number * unit, form) for number in (found.value, found.low, found.high))
+    return f"{value} [{low}, {high}]"
+
+
+def _row(row: str, seeds: tuple[int, ...], runs: Runs, gain: float | None) -> Found:
+    mine, exact = ([runs[name, seed] for seed in seeds] for name in (row, "exact"))
+    gaps = tuple(run["final"] - other["final"] for run, other in zip(mine, exact, strict=True))
+    curve = tuple(
+        (points[0][0]["step"], fmean(point["loss"] - other["loss"] for point, other in points))
+        for points in zip(
+            *(zip(run["curve"], other["curve"], strict=True) for run, other in zip(mine, exact, strict=True)),
+            strict=True,
+        )
+    )
+    sent = mine[0]["bytes"] or dict.fromkeys(("weights", "gradients", "weights_mean", "gradients_mean", "shared"), 0.0)
+    return Found(
+        row,
+        median_interval(gaps),
+        None if gain is None else median_interval([LONGER ** (gap / gain) - 1 for gap in gaps]),
+        sent["weights"] + sent["shared"],
+        sent["gradients"],
+        sent["weights_mean"] + sent["shared"] + sent["gradients_mean"],
+        fmean(run["curve"][-1]["distance"] for run in mine),
+        seeds,
+        gaps,
+        curve,
+    )
+
+
+def _gain(runs: Runs) -> float | None:
+    """What `LONGER` times the steps gain with exact training; loss falls about linearly in the logarithm of steps."""
+    pairs = [
+        run["final"] - runs["longer", seed]["final"]
+        for (row, seed), run in runs.items()
+        if row == "exact" and ("longer", seed) in runs
+    ]
+    return fmean(pairs) if pairs and fmean(pairs) > 0 else None

@@ -1,0 +1,202 @@
+"""One training run of `benchmarks.quality`: a model, a way to code what crosses between DCs, and a seed."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hybridep_rt
+from benchmarks.emulated_dcs import EmulatedDCs, EmulatedLayer, Sent
+from benchmarks.report import machine
+from examples.text_data import Text, held_out_batches, load_text, training_batch
+from examples.text_model import TextModel
+from examples.text_shapes import TextShape
+from hybridep_rt.codecs.codec import Codecs
+from hybridep_rt.codecs.ladder import EXACT, LADDER, Rung
+from hybridep_rt.codecs.ladder import rung as find_rung
+from hybridep_rt.planner.makers import subscribe
+from hybridep_rt.planner.plan import LayerPlan, Layout
+
+DCS = 4
+LONGER = 1.2
+EVERYWHERE, NOWHERE = 0.75, 0.0
+"""Part of the experts that all DCs have copies of; tokens travel to the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is compared. `length`: steps as a part of what the others make.
+
+    `shared_every`: of `sr`, the steps from one mean of the layer's experts to the next; 0: there is none, and the
+    largest weights themselves are sent.
+    """
+
+    title: str
+    rung: Rung = EXACT
+    copied: float = EVERYWHERE
+    length: float = 1.0
+    shared_every: int | None = None
+
+
+def _residual(title: str, keep: float, shared_every: int) -> Row:
+    return Row(title, Rung("exact", Codecs(weights=f"sr:keep={keep}"), 0), shared_every=shared_every)
+
+
+ROWS = {
+    **{rung.name: Row(rung.name, rung) for rung in LADDER},
+    "null": Row("exact, other order of sums", copied=NOWHERE),
+    "longer": Row("exact, 20 % more steps", length=LONGER),
+    "sr-1": _residual("SR 1 %, shared", 0.01, 16),
+    "sr-2": _residual("SR 2 %, shared", 0.02, 16),
+    "sr-1-alone": _residual("SR 1 %, nothing shared", 0.01, 0),
+    "default-128": Row(
+        "default, blocks of 128",
+        Rung("default", Codecs("int8", "delta-1bit:predict=0.5:block=128", "1bit:vs=32:block=128"), 100),
+    ),
+    "default-cold": Row("default, no warm-up", replace(find_rung("default"), warm_up_steps=0)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of all runs that are compared. Learning rate: linear warm-up, then a cosine to a tenth."""
+
+    steps: int = 2000
+    lr: float = 1e-3
+    lr_warm_up_steps: int = 50
+    batch: int = 1
+    shape: TextShape = field(default_factory=lambda: TextShape(256, 512, 8, 2, layers=2, heads=4, batch=1, sequence=64))
+    evaluations: int = 10
+    curve_windows: int = 256
+    final_windows: int = 2048
+
+    def quick(self) -> Settings:
+        """As small as shows that it works."""
+        shape = replace(self.shape, hidden=32, ffn=64, heads=2)
+        return replace(self, steps=30, shape=shape, evaluations=2, curve_windows=32, final_windows=64)
+
+
+def plan_of(shape: TextShape, copied: float) -> LayerPlan:
+    """Homes in blocks, a worker per DC; of each run of 1 / (1 - `copied`) experts the last has no copies."""
+    layout = Layout((1,) * DCS)
+    home = [expert * DCS // shape.experts for expert in range(shape.experts)]
+    apart = round(1 / (1 - copied))
+    holders = [[home[e]] if e % apart == apart - 1 else range(DCS) for e in range(shape.experts)]
+    return subscribe(layout, home, holders)
+
+
+def run(name: str, seed: int, settings: Settings) -> dict[str, Any]:
+    """Train, and say what came out; as JSON."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    hybridep_rt.init()
+    row, text = ROWS[name], load_text()
+    steps = round(settings.steps * row.length)
+    row = replace(row, rung=replace(row.rung, warm_up_steps=min(row.rung.warm_up_steps, steps // 4)))
+    model = TextModel(settings.shape, settings.shape.sequence, seed)
+    optimizer = hybridep_rt.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
+    dcs = _emulate(row, model, optimizer, settings.shape)
+    evaluation, final = _held_out(text, settings)
+    started, losses, curve, sent = time.process_time(), [], [], []
+    for step in range(steps):
+        loss = model.loss(_batch(text, settings, seed, step))
+        optimizer.param_groups[0]["lr"] = _rate(settings, step, steps)
+        sent.append(dcs.step(loss))
+        losses.append(round(loss.item(), 5))
+        if (step + 1) % (steps // settings.evaluations) == 0:
+            distance = max(layer.distance() for layer in dcs.layers)
+            curve.append({"step": step + 1, "loss": _evaluate(model, evaluation), "distance": distance})
+    return {
+        "row": name,
+        "seed": seed,
+        "settings": asdict(settings),
+        "rung": asdict(row.rung),
+        "text": {"source": text.source, "digest": text.digest},
+        "parameters": _parameters(model),
+        "final": _evaluate(model, final),
+        "curve": curve,
+        "losses": losses,
+        "bytes": _bytes(dcs, row, sent),
+        "cpu_s": time.process_time() - started,
+        "machine": machine(),
+    }
+
+
+def finished(file: Path, settings: Settings) -> dict[str, Any] | None:
+    """What `run` wrote there, if it was one of these settings."""
+    if not file.exists():
+        return None
+    content: dict[str, Any] = json.loads(file.read_text())
+    return content if content["settings"] == json.loads(json.dumps(asdict(settings))) else None
+
+
+def _emulate(row: Row, model: TextModel, optimizer: hybridep_rt.AdamW, shape: TextShape) -> EmulatedDCs:
+    parameters, plan, layers = list(model.parameters()), plan_of(shape, row.copied), []
+    for block in model.blocks:
+        block.moe = EmulatedLayer(block.moe, plan, row.rung, expert=shape.expert, shared_every=row.shared_every)
+        layers.append(block.moe)
+    return EmulatedDCs(layers, optimizer, parameters, row.rung)
+
+
+def _batch(text: Text, settings: Settings, seed: int, step: int) -> torch.Tensor:
+    sequence = settings.shape.sequence
+    of_dcs = [
+        training_batch(text, settings.batch, sequence, seed=seed, step=step, micro_batch=0, worker=dc, workers=DCS)
+        for dc in range(DCS)
+    ]
+    return torch.cat(of_dcs)
+
+
+def _held_out(text: Text, settings: Settings) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Windows of the first half of the held-out text for curves, and of the second for the final figure alone."""
+    size, sequence = 32, settings.shape.sequence
+    curve, final = (
+        held_out_batches(text, size, sequence, count=settings.final_windows // size, worker=half, workers=2)
+        for half in range(2)
+    )
+    return curve[:: settings.final_windows // settings.curve_windows], final
+
+
+@torch.no_grad()
+def _evaluate(model: TextModel, windows: list[torch.Tensor]) -> float:
+    model.eval()
+    loss = torch.stack([model.loss(window) for window in windows]).double().mean().item()
+    model.train()
+    return loss
+
+
+def _rate(settings: Settings, step: int, steps: int) -> float:
+    rise = min((step + 1) / settings.lr_warm_up_steps, 1.0)
+    return settings.lr * rise * (0.55 + 0.45 * math.cos(math.pi * step / steps))
+
+
+def _bytes(dcs: EmulatedDCs, row: Row, sent: list[Sent]) -> dict[str, float]:
+    """Per copied parameter, step and subscriber, both ways. Streams' key frames are in the last step of the warm-up."""
+    copied = sum(layer.copied_elements() for layer in dcs.layers)
+    if not copied:
+        return {}
+    steady = sent[row.rung.warm_up_steps :]
+
+    def mean(values: list[int], each: int) -> float:
+        return sum(values) / max(len(values), 1) / each
+
+    every = row.shared_every
+    copies = sum(len(layer.experts) for layer in dcs.layers) * row.copied / len(dcs.layers)
+    return {
+        "weights": mean([step.weights for step in steady], copied),
+        "gradients": mean([step.gradients for step in steady], copied * (DCS - 1)),
+        "weights_mean": mean([step.weights for step in sent], copied),
+        "gradients_mean": mean([step.gradients for step in sent], copied * (DCS - 1)),
+        "shared": 8 / (copies * every) if every else 0.0,
+    }
+
+
+def _parameters(model: TextModel) -> dict[str, int]:
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    return {"experts": experts, "all": sum(p.numel() for p in model.parameters())}
