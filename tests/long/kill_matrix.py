@@ -138,6 +138,7 @@ def run_case(case: Case, folder: Path) -> Outcome:
     """Start a job in the empty `folder`, send the signal, and see what happens. Leaves no process.
 
     A job that ends before it gets to the phase, as on a machine where others leave it no time, is started again.
+    Raises RuntimeError where none gets there.
     """
     for attempt in range(ATTEMPTS):
         place = folder / str(attempt)
@@ -229,14 +230,18 @@ def _leaves_orphans(job: Launched) -> bool:
 @click.option("--victim", "victims", multiple=True, type=click.Choice(WORKERS + COORDINATORS + LAUNCHERS))
 @click.option("--phase", "phases", multiple=True, type=click.Choice(PHASES))
 def main(json_path: Path | None, victims: Sequence[str], phases: Sequence[str]) -> None:
-    """Run the matrix, or the chosen part of it; the exit code is 1 where a case fails."""
+    """Run the matrix, or the chosen part of it; the exit code is 1 where a case fails, or never gets there."""
     chosen = [
         each for each in cases() if each.victim in (victims or (each.victim,)) and each.phase in (phases or PHASES)
     ]
     outcomes = []
     for case in chosen:
-        with tempfile.TemporaryDirectory() as folder:
-            outcome = run_case(case, Path(folder))
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                outcome = run_case(case, Path(folder))
+        except RuntimeError as error:
+            click.echo(f"none        {error}")
+            continue
         outcomes.append(outcome)
         click.echo(f"{'good' if outcome.good else 'BAD '} {outcome.seconds:5.1f} s  {case}: {outcome.said[:1]}")
         if json_path is not None:
@@ -246,7 +251,7 @@ def main(json_path: Path | None, victims: Sequence[str], phases: Sequence[str]) 
                 "runs": len(outcomes),
             }
             write_report(json_path, report("kill_matrix", settings, [asdict(each) for each in outcomes]))
-    raise SystemExit(not all(each.good for each in outcomes))
+    raise SystemExit(sum(each.good for each in outcomes) < len(chosen))
 
 
 if __name__ == "__main__":
