@@ -38,6 +38,7 @@ _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "HYBRI
 @click.option("--codec", "codecs", multiple=True, metavar="CODEC", help="A rung, such as default, KIND=CODEC or both.")
 @click.option("--chunks", type=click.IntRange(min=1), help="Chunks that remote tokens are cut into.")
 @click.option("--staleness", type=click.IntRange(0, 1), help="1: copies of experts are one step behind; default 0.")
+@click.option("--replan", type=click.IntRange(0), metavar="N", help="Look for a better plan every N steps; 0: never.")
 @click.option("--trace", metavar="FILE", help="Write what each worker did when, for chrome://tracing or Perfetto.")
 @click.option("--emulate-compute", metavar="RATE", help="Such as '50 TFLOP/s': kernels are replaced by waits.")
 @click.option("--calibration", metavar="FILE", help="What hybridep calibrate measured, for --plan auto.")
@@ -54,6 +55,7 @@ def run(
     codecs: tuple[str, ...],
     chunks: int | None,
     staleness: int | None,
+    replan: int | None,
     trace: str | None,
     emulate_compute: str | None,
     calibration: str | None,
@@ -77,6 +79,7 @@ def run(
         codecs=_check_codecs(codecs, topology),
         chunks=chunks,
         staleness=staleness,
+        replan=replan,
         trace="" if trace is None else _writable(trace),
         emulate_compute_flops_per_s=None
         if emulate_compute is None

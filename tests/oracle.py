@@ -117,7 +117,7 @@ def train_distributed(
             for e, bias in enumerate(case.router_bias):
                 layer.router.weight[e] += bias
     optimizer = optimize(model.parameters())
-    runtime.attach(model, optimizer)
+    runtime.attach(model, optimizer, tokens_per_step=8)
     result = Result(start={name: p.detach().cpu().clone() for name, p in model.named_parameters()})
     for step in range(case.steps):
         optimizer.zero_grad()

@@ -22,6 +22,7 @@ ENVIRONMENTS = st.builds(
     codecs=st.sampled_from(["", "weights=bf16", "weights=bf16,tokens=fp8"]),
     chunks=st.one_of(st.none(), st.integers(1, 10**8)),
     staleness=st.sampled_from([None, 0, 1]),
+    replan=st.one_of(st.none(), st.integers(0, 10**8)),
     trace=st.one_of(st.just(""), TEXT),
     timeouts=st.builds(Timeouts, rendezvous_s=st.integers(1, 1000).map(lambda ms: ms / 1000)),
     epoch=st.integers(0, 10**8),

@@ -370,6 +370,8 @@ def test_a_codec_is_kept_as_text() -> None:
     assert parse(text).codec == "default,gradients=2bit:t=2"
     assert parse(text).staleness is None
     assert parse(text + "staleness: 1\n").staleness == 1
+    assert parse(text).replan is None
+    assert parse(text + "replan: 500\n").replan == 500
     for wrong in ("[a]", "''", "a b", "a" * 201):
         with pytest.raises(TopologyError, match=r"<text>:4: codec.* up to 200 letters"):
             parse(text.replace("default,gradients=2bit:t=2", wrong))

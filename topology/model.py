@@ -128,7 +128,8 @@ class Topology:
     `emulate`: coordinators emulate each link's rate and delay. `insecure`: no TLS between coordinators.
     `tls_folder`: where certificates and keys are. `congestion`: TCP congestion control between DCs, "" for the default.
     `codec`: how compressed things cross the WAN, in the runtime's words, "" for the default. `staleness`: how many
-    optimizer steps copies of experts are behind, None where the file doesn't say.
+    optimizer steps copies of experts are behind, None where the file doesn't say; `replan` likewise: after how many
+    steps a better plan is looked for, 0: never.
     `emulate_compute_flops_per_s`: kernels are replaced by waits, at this rate. `source`: the file it came from.
     Raises TopologyError when the parts contradict each other.
     """
@@ -144,6 +145,7 @@ class Topology:
     congestion: str = ""
     codec: str = ""
     staleness: int | None = None
+    replan: int | None = None
     source: str = "<memory>"
 
     def __post_init__(self) -> None:

@@ -34,7 +34,8 @@ bound a DC's sum over all peers. `reachable: false` says that nobody can open co
 Both forms know `emulate: true` (coordinators emulate each link's rate and delay), `emulate_compute: 50 TFLOP/s`
 (kernels are replaced by waits), `tls: {folder: certs}` (certificates and keys of the links between DCs), `congestion:
 bbr` (TCP congestion control between DCs), `codec: default` (how compressed things cross the WAN: a rung of the ladder,
-what differs from it, as in `default,gradients=2bit`), `staleness: 1` (copies of experts are one optimizer step behind)
+what differs from it, as in `default,gradients=2bit`), `staleness: 1` (copies of experts are one optimizer step behind),
+`replan: 500` (look for a better plan after every so many optimizer steps)
 and `insecure: true` (no TLS between coordinators). If all DCs and hosts are alike, the explicit form is symmetric too.
 Every quantity has a unit. Unknown keys are errors.
 """
@@ -46,7 +47,7 @@ from dataclasses import replace
 from topology import read_levels, read_sites
 from topology.document import Item, read
 from topology.model import Topology
-from topology.read_fields import codec, flops
+from topology.read_fields import REPLAN_MAX, codec, flops
 
 
 def parse(text: str, source: str = "<text>") -> Topology:
@@ -71,6 +72,7 @@ def parse(text: str, source: str = "<text>") -> Topology:
         congestion=fields["congestion"].name() if "congestion" in fields else "",
         codec=codec(fields["codec"]) if "codec" in fields else "",
         staleness=fields["staleness"].whole(0, 1) if "staleness" in fields else None,
+        replan=fields["replan"].whole(0, REPLAN_MAX) if "replan" in fields else None,
         emulate_compute_flops_per_s=flops(fields["emulate_compute"]) if "emulate_compute" in fields else None,
     )
 

@@ -11,8 +11,9 @@ from topology.units import FLOPS, RATE, SHARE, SIZE, TIME
 
 DATACENTERS_MAX = 4096
 WORKERS_MAX = 1 << 20
-COMMON_KEYS = ("emulate", "emulate_compute", "insecure", "tls", "congestion", "codec", "staleness")
+COMMON_KEYS = ("emulate", "emulate_compute", "insecure", "tls", "congestion", "codec", "staleness", "replan")
 CODEC_MAX = 200
+REPLAN_MAX = 10**9
 _CODEC = re.compile(r"[A-Za-z0-9_.:=,-]+")
 LINK_KEYS = ("bandwidth", "rtt", "jitter", "loss", "queue")
 HOST_KEYS = ("name", "address", "workers")

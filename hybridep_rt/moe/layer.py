@@ -88,6 +88,8 @@ class MoELayer(nn.Module):
         index_TK, weight_TK, balance, z_loss = self.router(x_TH)
         self.aux_loss = self.aux_coefficient * balance + self.z_coefficient * z_loss
         training = torch.is_grad_enabled()
+        if training and self._runtime.routing_sample is not None:
+            self._runtime.routing_sample.observe(self._number, index_TK)
         position = self._runtime.clock.forward(self._number, training=training)
         anchor = torch.zeros((), device=x.device, requires_grad=training)
         out_TH: torch.Tensor = ExchangeFunction.apply(  # type: ignore[no-untyped-call]

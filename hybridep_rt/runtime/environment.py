@@ -14,6 +14,7 @@
 | HYBRIDEP_TIMEOUTS    | comma-separated NAME=DURATION, such as operation=60s,rendezvous=2m; names as in `Timeouts` |
 | HYBRIDEP_TLS_FOLDER  | folder with DC.pem, DC.key and ca.pem for links between DCs; default: as the topology says |
 | HYBRIDEP_CONGESTION  | TCP congestion control between DCs, such as cubic; default: as the topology says, else bbr |
+| HYBRIDEP_REPLAN      | look for a better plan every so many optimizer steps; default: as the topology says, else never |
 | HYBRIDEP_EPOCH       | number of the job's incarnation, 0 or more; default 0 |
 | HYBRIDEP_DC          | this process's DC (set by the per-rank entry) |
 | HYBRIDEP_WORKER      | local index of this worker (set by the per-rank entry) |
@@ -47,6 +48,7 @@ class Settings:
     codecs: str = ""
     chunks: int | None = None
     staleness: int | None = None
+    replan: int | None = None
     trace: str = ""
     emulate_compute_flops_per_s: float | None = None
     calibration: str = ""
@@ -69,6 +71,7 @@ class Settings:
             "HYBRIDEP_CODECS": self.codecs,
             "HYBRIDEP_CHUNKS": "" if self.chunks is None else str(self.chunks),
             "HYBRIDEP_STALENESS": "" if self.staleness is None else str(self.staleness),
+            "HYBRIDEP_REPLAN": "" if self.replan is None else str(self.replan),
             "HYBRIDEP_TRACE": self.trace,
             "HYBRIDEP_EMULATE_COMPUTE": _flops(self.emulate_compute_flops_per_s),
             "HYBRIDEP_CALIBRATION": self.calibration,
@@ -97,6 +100,7 @@ class Environment:
     codecs: str = ""
     chunks: int | None = None
     staleness: int | None = None
+    replan: int | None = None
     trace: str = ""
     emulate_compute_flops_per_s: float | None = None
     calibration: str = ""
@@ -182,6 +186,7 @@ def _flops(flops_per_s: float | None) -> str:
 def _job_wide(variables: Mapping[str, str]) -> dict[str, Any]:
     chunks = variables.get("HYBRIDEP_CHUNKS", "")
     staleness = variables.get("HYBRIDEP_STALENESS", "")
+    replan = variables.get("HYBRIDEP_REPLAN", "")
     emulated = variables.get("HYBRIDEP_EMULATE_COMPUTE", "")
     timeouts = [item for item in variables.get("HYBRIDEP_TIMEOUTS", "").split(",") if item]
     return {
@@ -191,6 +196,7 @@ def _job_wide(variables: Mapping[str, str]) -> dict[str, Any]:
         "codecs": variables.get("HYBRIDEP_CODECS", ""),
         "chunks": _whole_number("HYBRIDEP_CHUNKS", chunks, 1) if chunks else None,
         "staleness": _whole_number("HYBRIDEP_STALENESS", staleness, 0) if staleness else None,
+        "replan": _whole_number("HYBRIDEP_REPLAN", replan, 0) if replan else None,
         "trace": variables.get("HYBRIDEP_TRACE", ""),
         "emulate_compute_flops_per_s": parse_flops(emulated, "HYBRIDEP_EMULATE_COMPUTE") if emulated else None,
         "calibration": variables.get("HYBRIDEP_CALIBRATION", ""),

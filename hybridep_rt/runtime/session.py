@@ -41,6 +41,7 @@ from hybridep_rt.runtime.mailbox import Mailbox
 from hybridep_rt.runtime.ownership import Ownership
 from hybridep_rt.runtime.planning import Load, PlanSource
 from hybridep_rt.runtime.proposal import shared_plan
+from hybridep_rt.runtime.routing_sample import RoutingSample
 from hybridep_rt.runtime.tracing import gather
 from hybridep_rt.transport.ports import SiteGroup, WanPort
 from topology.units import format_size
@@ -140,6 +141,11 @@ class Runtime:
         self._step_began_ns = self._began_ns
         self.plan: Plan | None = None
         self._ownership: Ownership | None = None
+        self.shapes: list[LayerShape] = []
+        self.load = Load()
+        self.routing_sample: RoutingSample | None = None
+        self.after_step: list[Callable[[], None]] = []
+        """Called at the end of every optimizer step, by all workers alike."""
         self.found_nonfinite = False
         self._site: SiteGroup | None = None
         self._collectives: Collectives | None = None
@@ -218,7 +224,7 @@ class Runtime:
         """
         if self.plan is not None:
             raise ConfigError("attach() was called twice")
-        shapes = [layer.shape for layer in self._layers]
+        shapes = self.shapes = [layer.shape for layer in self._layers]
         dtype = next((p.dtype for p in model.parameters()), torch.float32)
         self._takes_moments = isinstance(optimizer, AdamW)
         self.rung = self._fitting(self.rung)
@@ -228,7 +234,7 @@ class Runtime:
         self._dense = [p for p in model.parameters() if id(p) not in experts and p.requires_grad]
         self._dense_gradients = DenseGradients(self._dense, self.codecs.dense)
         dense = sum(p.numel() for p in self._dense)
-        load = Load(tokens_per_step, micro_batches, dtype, self.rung.codecs, self._device, dense)
+        load = self.load = Load(tokens_per_step, micro_batches, dtype, self.rung.codecs, self._device, dense)
         at = self.clock.collective(Phase.ATTACH)
         self.plan, terms = shared_plan(self.plans, shapes, load, self.address, self.layout, self.wan, at)
         facts = {
@@ -255,8 +261,7 @@ class Runtime:
         memory = self._largest_memory()
         if self.rank == 0:
             _LOG.info("plan: %s", "\n".join((self.plan.reason, *terms, memory)))
-            predicted = self.plans.predicted(shapes, load, self.plan, self.address.dc)
-            self._step_watch = None if predicted is None else StepWatch(predicted)
+            self._watch_steps(self.plan)
             if self.emulated is not None:
                 _LOG.info(
                     "compute is emulated at %g FLOP/s: times are those of such a machine", self.emulated.flops_per_s
@@ -281,8 +286,7 @@ class Runtime:
         }
         agree(facts, self.address, self.layout, self.dc_names, self.wan, self.clock.collective(Phase.SWITCH))
         check_successor(current, plan)
-        for layer in self._layers:
-            layer.settle()
+        self.settle()
         at = Position(self.clock.step, plan.epoch, -1, Phase.SWITCH)
         for layer, layer_plan in zip(self._layers, plan.layers, strict=True):
             layer.hand_over(layer_plan, at, ownership)
@@ -291,6 +295,17 @@ class Runtime:
         for layer in self._layers:
             layer.catch_up(at)
         self.plan = plan
+        if self.rank == 0:
+            _LOG.info("plan from step %d on: %s", self.clock.step, plan.reason)
+            self._watch_steps(plan)
+
+    def settle(self) -> None:
+        """Wait for weights that are on their way. Every worker calls it, between two steps.
+
+        Raises ConfigError where a backward pass is not followed by its optimizer step yet.
+        """
+        for layer in self._layers:
+            layer.settle()
 
     def state_dict(self) -> dict[str, Any]:
         """All that this worker needs to go on where it is, between two steps: each worker saves its own.
@@ -326,8 +341,7 @@ class Runtime:
         # Codecs that this step is due begin with the next version: their state can be loaded when that is over.
         self._use_codecs(self.codecs)
         self.publish()
-        for layer in self._layers:
-            layer.settle()
+        self.settle()
         ownership.load_state(state)
         self._dense_gradients.load_state(state["dense"])
         at = self.clock.collective(Phase.SWITCH)
@@ -580,6 +594,13 @@ class Runtime:
             self._log_figures()
         if self._watch is not None and self._watch.is_due(self.clock.step, self.rung):
             self._judge_codec(self._watch)
+        for call in self.after_step:
+            call()
+
+    def _watch_steps(self, plan: Plan) -> None:
+        """From now on compare steps with what is predicted for this plan, where that is known."""
+        predicted = self.plans.predicted(self.shapes, self.load, plan, self.address.dc)
+        self._step_watch = None if predicted is None else StepWatch(predicted)
 
     def _compare(self, watch: StepWatch) -> None:
         """Measured against predicted, at the first worker, every so often."""

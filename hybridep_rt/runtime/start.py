@@ -17,6 +17,7 @@ from hybridep_rt.protocol.link import Job
 from hybridep_rt.runtime.emulated import EmulatedCompute
 from hybridep_rt.runtime.environment import Environment
 from hybridep_rt.runtime.planning import TopologyPlan
+from hybridep_rt.runtime.replan import Replanner
 from hybridep_rt.runtime.session import Runtime
 from hybridep_rt.trace import SPANS_MAX, Recorder
 from hybridep_rt.transport.memory import MemoryWan
@@ -29,7 +30,7 @@ _ALONE = "cluster: alone\nlevels:\n  - {name: dc, count: 1, bandwidth: 1 Gbit/s,
 _current: Runtime | None = None
 
 
-def init(*, codec: str = "", staleness: int = 0) -> Runtime:
+def init(*, codec: str = "", staleness: int = 0, replan: int = 0) -> Runtime:
     """Join the job; returns once every worker of every DC is there.
 
     Under `hybridep run` (or the same mpirun line) role, DC, topology, plan and codecs come from the environment. In a
@@ -37,6 +38,7 @@ def init(*, codec: str = "", staleness: int = 0) -> Runtime:
 
     `codec`: a rung and what differs from it, as `parse_rung` reads it, where neither the command line nor the topology
     names one. `staleness`: 1 for copies of experts that are one optimizer step behind, where neither says it.
+    `replan`: look for a better plan after every so many optimizer steps, where neither says it; 0: never.
 
     Raises ConfigError, HandshakeRefused, ConnectFailed, PeerLost, DeadlineExceeded.
     """
@@ -44,7 +46,7 @@ def init(*, codec: str = "", staleness: int = 0) -> Runtime:
     if _current is not None:
         raise ConfigError("hybridep_rt.init() was called twice")
     environment = Environment.read(os.environ)
-    _current = _alone(parse_rung(codec)) if environment is None else _join(environment, codec, staleness)
+    _current = _alone(parse_rung(codec)) if environment is None else _join(environment, codec, staleness, replan)
     atexit.register(_current.shutdown)
     return _current
 
@@ -63,7 +65,7 @@ def fail(reason: str) -> None:
         _current.fail(reason)
 
 
-def _join(environment: Environment, codec: str, staleness: int) -> Runtime:
+def _join(environment: Environment, codec: str, staleness: int, replan: int) -> Runtime:
     topology = load(environment.topology)
     dc = topology.dc_index(environment.dc)
     address = Address(dc, environment.worker)
@@ -97,7 +99,7 @@ def _join(environment: Environment, codec: str, staleness: int) -> Runtime:
             timeout_s=environment.timeouts.operation_s,
         )
 
-    return Runtime(
+    runtime = Runtime(
         address=address,
         layout=layout,
         dc_names=topology.dc_names,
@@ -112,6 +114,10 @@ def _join(environment: Environment, codec: str, staleness: int) -> Runtime:
         metrics=metrics,
         emulated=emulated,
     )
+    every = next(n for n in (environment.replan, topology.replan, replan) if n is not None)
+    if every:
+        Replanner(runtime, plans, every)
+    return runtime
 
 
 def _emulated(environment: Environment, topology: Topology) -> EmulatedCompute | None:
