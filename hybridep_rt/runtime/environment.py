@@ -14,7 +14,7 @@
 | HYBRIDEP_TIMEOUTS    | comma-separated NAME=DURATION, such as operation=60s,rendezvous=2m; names as in `Timeouts` |
 | HYBRIDEP_TLS_FOLDER  | folder with DC.pem, DC.key and ca.pem for links between DCs; default: as the topology says |
 | HYBRIDEP_CONGESTION  | TCP congestion control between DCs, such as cubic; default: as the topology says, else bbr |
-| HYBRIDEP_REPLAN      | look for a better plan every so many optimizer steps; default: as the topology says, else never |
+| HYBRIDEP_REPLAN      | look for a better plan every so many optimizer steps; default: the topology's, else never |
 | HYBRIDEP_EPOCH       | number of the job's incarnation, 0 or more; default 0 |
 | HYBRIDEP_DC          | this process's DC (set by the per-rank entry) |
 | HYBRIDEP_WORKER      | local index of this worker (set by the per-rank entry) |
