@@ -239,6 +239,37 @@ def test_weights_that_a_user_changed_are_fresh_in_stale_runs_too():
     assert run_fleet(plan, work, staleness=1) == [0.0, 0.0]
 
 
+def test_a_change_of_plans_brings_all_copies_up_to_date():
+    layout = Layout((2, 1))
+    first, second = (Plan(epoch, layout, (replicate_all(layout, 4),), "test") for epoch in (0, 1))
+
+    def work(runtime):
+        model = hybridep_rt.MoELayer(8, 6, 4, 2, runtime=runtime)
+        optimizer = hybridep_rt.AdamW(model.parameters(), lr=0.1)
+        runtime.attach(model, optimizer)
+        x = torch.linspace(-1, 1, 24).view(3, 8)
+
+        def are_exact() -> bool:
+            with torch.no_grad():
+                coded = model(x)
+                with runtime.exact_copies():
+                    return torch.equal(coded, model(x))
+
+        found = [are_exact()]
+        for _ in range(2):
+            model(x).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(are_exact())
+        runtime.switch(second)
+        found.append(are_exact())
+        model(x).square().sum().backward()
+        optimizer.step()
+        return [*found, are_exact()]
+
+    assert run_fleet(first, work, staleness=1) == [[True, False, False, True, False]] * 3
+
+
 def test_staleness_is_0_or_1():
     layout = Layout((1,))
     plan = Plan(0, layout, (replicate_all(layout, 2),), "test")

@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import hybridep_rt
 from hybridep_rt.codecs.codec import Codecs
 from hybridep_rt.moe.layer import MoELayer
 from hybridep_rt.planner.makers import domains, plain_ep, replicate_all, subscribe
@@ -45,6 +46,7 @@ OPTIMIZERS = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "adam": lambda p: torch.optim.Adam(p, lr=0.05, amsgrad=True),
     "adamw": adamw,
+    "ours": lambda p: hybridep_rt.AdamW(p, lr=0.05, weight_decay=0.1),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
     "rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
 }
