@@ -62,11 +62,12 @@ def results(found: Sequence[Found], runs: Runs) -> list[dict[str, Any]]:
 def table(found: Sequence[Found]) -> Table:
     """One line per row."""
     shown = Table(title="Against exact training", caption="median over seeds [95 % interval]")
-    for column in ("", "gap, nats/byte", "more steps, %", "bytes out + back", "with warm-up", "copies off by"):
+    for column in ("", "seeds", "gap, nats/byte", "more steps, %", "bytes out + back", "with warm-up", "copies off by"):
         shown.add_column(column, justify="left" if not column else "right")
     for row in found:
         shown.add_row(
-            f"{ROWS[row.row].title}, {len(row.seeds)} seeds",
+            ROWS[row.row].title,
+            str(len(row.seeds)),
             _interval(row.gap, 1, "+.4f"),
             "" if row.extra_steps is None else _interval(row.extra_steps, 100, "+.1f"),
             f"{row.weight_bytes:.3f} + {row.gradient_bytes:.3f}",
