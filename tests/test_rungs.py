@@ -127,6 +127,26 @@ def test_lossless_changes_leave_the_run_as_it_is(maker, layout):
         assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+@pytest.mark.parametrize("first", ["exact", "weights=sr:keep=0.5:t_shared=1"])
+def test_copies_that_are_a_step_behind_are_decoded_by_the_codec_they_were_sent_in(first):
+    def work(runtime, texts):
+        model, optimizer = build(runtime)
+        for step in range(6):
+            train(runtime, model, optimizer, step)
+            if step in texts:
+                runtime.set_codec(texts[step])
+        return everything(model)
+
+    texts = {1: "exact", 3: "weights=delta-2bit", 4: "weights=fp32", 5: "weights=int8"}
+    sent = {1: "exact", 3: "weights=fp32"}
+    layout = Layout((2, 1, 1))
+    rung = parse_rung(first)
+    found = run_fleet(plan(layout=layout), lambda runtime: work(runtime, texts), rung=rung, staleness=1)
+    expected = run_fleet(plan(layout=layout), lambda runtime: work(runtime, sent), rung=rung, staleness=1)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
 def test_the_oracle_holds_across_changes():
     """fp32 rounds the oracle's float64; a gradient that was lost or sent twice would show."""
     layout = Layout((2, 1))

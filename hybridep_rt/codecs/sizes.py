@@ -17,7 +17,8 @@ _FED_BACK = ("4bit", "2bit", "1bit", "topk")
 def wire_bytes(codecs: Codecs, dtype: torch.dtype, hidden: int) -> dict[str, float]:
     """Between key frames and after a warm-up, by the names of the planner's `Workload`. `hidden`: width of a token.
 
-    Tokens and their gradients cross equally often, so that their mean counts.
+    Tokens and their gradients cross equally often, so that their mean counts. The mean of a layer's experts that `sr`
+    sums every so often is left out.
     """
     ways = (codecs.tokens, codecs.backward_tokens)
     return {
