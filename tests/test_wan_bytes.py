@@ -29,10 +29,10 @@ defaults: {link: {bandwidth: 100 Mbit/s, rtt: 10 ms}}
 STEPS = 2
 
 
-def work(runtime):
+def work(runtime, hidden=HIDDEN, ffn=FFN):
     """Bytes by destination over some steps, when streams have begun; the shape of the layer and the dense values."""
     torch.manual_seed(7)
-    model = nn.Sequential(nn.Linear(16, HIDDEN), MoELayer(HIDDEN, FFN, EXPERTS, EXPERTS, runtime=runtime))
+    model = nn.Sequential(nn.Linear(16, hidden), MoELayer(hidden, ffn, EXPERTS, EXPERTS, runtime=runtime))
     optimizer = hybridep_rt.AdamW(model.parameters())
     runtime.attach(model, optimizer)
     x = torch.randn(TOKENS, 16, generator=torch.Generator().manual_seed(runtime.rank))
@@ -65,14 +65,18 @@ def test_predicted_and_counted_bytes_agree(rung):
     layer = domains(layout, EXPERTS, (2,))
     results = run_fleet(Plan(0, layout, (layer,), "test"), work, rung=replace(rung, warm_up_steps=0))
     _, shape, dense = results[0]
-    work_load = Workload((shape,), TOKENS, **wire_bytes(rung.codecs, torch.float32, HIDDEN))
-    links = price([layer], topology, work_load).links
-    dense_bytes = dense * bytes_per_element(rung.codecs.dense, torch.float32)
     for dc, workers in enumerate(layout.workers_per_dc):
-        share = workers / layout.workers
-        # Sums of units that others own, and totals of its own to every other DC.
-        predicted = dense_bytes * (1 - share + share * (layout.dcs - 1))
-        predicted += sum(link.total for (source, _), link in links.items() if source == dc)
         mine = range(layout.first(dc), layout.first(dc) + workers)
         counted = sum(sum(results[worker][0].values()) for worker in mine)
-        assert counted == pytest.approx(predicted, rel=0.02)
+        assert counted == pytest.approx(predicted_bytes(rung, topology, layer, shape, dense, dc), rel=0.02)
+
+
+def predicted_bytes(rung, topology, layer, shape, dense, dc):
+    """Of a DC's uplink in one step."""
+    layout = Layout(topology.workers_per_dc)
+    load = Workload((shape,), TOKENS, **wire_bytes(rung.codecs, torch.float32, shape.hidden))
+    share = layout.workers_per_dc[dc] / layout.workers
+    # Sums of units that others own, and totals of its own to every other DC.
+    sums = dense * bytes_per_element(rung.codecs.dense, torch.float32) * (1 - share + share * (layout.dcs - 1))
+    links = price([layer], topology, load).links
+    return sums + sum(link.total for (source, _), link in links.items() if source == dc)
