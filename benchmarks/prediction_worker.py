@@ -153,7 +153,7 @@ class Arm:
         )
         torch.manual_seed(0)
         self._model = Model(case, self.runtime, drawn_TK)
-        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-5)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-5, fused=True)
         self._micro_batches = case.micro_batches
         self._x = torch.randn(len(drawn_TK), case.hidden)
         self.runtime.attach(self._model, self._optimizer, tokens_per_step=case.tokens)

@@ -40,6 +40,7 @@ SITES = st.builds(
     figures(0.1, 90.0),
     figures(1e-9, 1.0),
     figures(1e-7, 10.0),
+    figures(1e-11, 1e-3),
     st.none() | figures(1e3, 1e12),
 )
 LINKS = st.builds(LinkFigures, figures(1e3, 1e11), figures(1e-5, 10.0))
@@ -103,7 +104,7 @@ def exactly(value: float) -> Figure:
     return Figure(value, value, value)
 
 
-SITE = SiteFigures(exactly(2e9), exactly(3.0), exactly(1e-6), exactly(0.002), exactly(5e8))
+SITE = SiteFigures(exactly(2e9), exactly(3.0), exactly(1e-6), exactly(0.002), exactly(1e-9), exactly(5e8))
 LINK = LinkFigures(exactly(10e6), exactly(0.05))
 FOUND = Calibration("t", "2026-11-29T23:00:00+00:00", "m", {"a": SITE, "b": SITE}, {("a", "b"): LINK})
 
@@ -140,6 +141,7 @@ def test_measured_compute_replaces_what_the_workload_says() -> None:
     job = Job(TWO, Workload((LayerShape(8, 8, 4, 1, 128),), 1000.0, micro_batches=2), (uniform(4, 1),), compute)
     assert job.pre_expert_s == pytest.approx([0.0005, 0.0005])
     assert job.inside_rate == (5e8, 0.0)
+    assert job.update_s == pytest.approx((0 + 4 * 128 / 4) * 1e-9)
 
 
 def test_compute_of_some_dcs_only_is_not_used() -> None:
@@ -148,9 +150,10 @@ def test_compute_of_some_dcs_only_is_not_used() -> None:
 
 
 def test_a_dc_is_as_fast_as_its_slowest_worker() -> None:
-    other = SiteFigures(Figure(1e9, 0.5e9, 4e9), exactly(2.0), exactly(2e-6), exactly(0.001))
+    other = SiteFigures(Figure(1e9, 0.5e9, 4e9), exactly(2.0), exactly(2e-6), exactly(0.001), exactly(3e-9))
     both = slowest([SITE, other])
     assert both.gemm_flops_per_s == Figure(1e9, 0.5e9, 4e9)
     assert both.pre_expert_s == Figure(2e-6, 1e-6, 2e-6)
     assert both.exchange_s.median == 0.002
+    assert both.update_s.median == 3e-9
     assert both.inside_bytes_per_s == exactly(5e8)

@@ -21,6 +21,7 @@ from hybridep_rt.moe.spread import Batch, spread_forward
 from hybridep_rt.planner.calibration import CodecFigures, Figure, SiteFigures
 from hybridep_rt.planner.economics import LayerShape
 from hybridep_rt.protocol.position import Phase, Position
+from hybridep_rt.runtime.gradients import all_finite
 from hybridep_rt.runtime.session import Runtime
 
 ROUNDS = 3
@@ -51,6 +52,7 @@ def measure_site(runtime: Runtime, load: Load) -> SiteFigures:
         Figure.of(back_s / seconds for back_s, seconds in zip(backward_s, forward_s, strict=True)),
         Figure.of(seconds / load.tokens for seconds in pre_s),
         Figure.of(_timed(partial(_small_exchange, runtime, load.shape))),
+        _update(runtime, load.shape),
         _inside(runtime, load) if runtime.site_size > 1 else None,
     )
 
@@ -101,6 +103,22 @@ def _small_exchange(runtime: Runtime, shape: LayerShape) -> None:
     one = torch.ones(1, dtype=torch.int64)
     batch = Batch(torch.ones(1, shape.hidden), torch.zeros_like(one), torch.zeros_like(one), torch.ones(1))
     spread_forward(runtime.site, serve_E, lambda x, row, expert, weight: x, batch, _AT)
+
+
+def _update(runtime: Runtime, shape: LayerShape) -> Figure:
+    """AdamW's step over the experts of one worker, with the look for values that aren't finite; per parameter."""
+    count = max(1, shape.num_experts // runtime.world_size)
+    parameters = [nn.Parameter(torch.ones(shape.parameters_per_expert)) for _ in range(count)]
+    optimizer = torch.optim.AdamW(parameters, fused=True)
+    elements = count * shape.parameters_per_expert
+
+    def step() -> None:
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        all_finite(parameters)
+        optimizer.step()
+
+    return Figure.of(seconds / elements for seconds in _timed(step))
 
 
 def _inside(runtime: Runtime, load: Load) -> Figure:

@@ -34,13 +34,15 @@ class SiteFigures(NamedTuple):
 
     `gemm_flops_per_s`: of experts at the workload's shapes. `backward_factor`: time of their backward against forward.
     `pre_expert_s`: per token, of a layer in front of its experts. `exchange_s`: fixed cost of a batch that the DC
-    computes. `inside_bytes_per_s`: of a worker in an all-to-all inside the DC; None where there is only one.
+    computes. `update_s`: per parameter, of an optimizer step and what goes with it. `inside_bytes_per_s`: of a worker
+    in an all-to-all inside the DC; None where there is only one.
     """
 
     gemm_flops_per_s: Figure
     backward_factor: Figure
     pre_expert_s: Figure
     exchange_s: Figure
+    update_s: Figure
     inside_bytes_per_s: Figure | None = None
 
 
@@ -132,6 +134,7 @@ def measured_compute(
         changes["flops_per_s"] = tuple(each.gemm_flops_per_s.median for each, count in counts for _ in range(count))
         changes["backward_factor"] = median(each.backward_factor.median for each in found)
         changes["exchange_s"] = max(each.exchange_s.median for each in found)
+        changes["update_s_per_parameter"] = max(each.update_s.median for each in found)
         changes["pre_expert_flops_per_token"] = 0.0
         changes["pre_expert_s_per_token"] = max(each.pre_expert_s.median for each in found)
         inside = [each.inside_bytes_per_s.median for each in found if each.inside_bytes_per_s is not None]
@@ -163,5 +166,6 @@ def slowest(found: Sequence[SiteFigures]) -> SiteFigures:
         worst([each.backward_factor for each in found], max),
         worst([each.pre_expert_s for each in found], max),
         worst([each.exchange_s for each in found], max),
+        worst([each.update_s for each in found], max),
         worst(inside, min) if inside else None,
     )

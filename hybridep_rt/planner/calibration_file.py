@@ -9,6 +9,7 @@
         backward_factor: {median: 2.1, low: 2, high: 2.3}
         pre_expert: {median: 3.1 us, low: 3 us, high: 3.3 us}          # per token
         exchange: {median: 0.8 ms, low: 0.7 ms, high: 1.1 ms}          # fixed cost of a batch
+        update: {median: 1.2 ns, low: 1.1 ns, high: 1.3 ns}            # of an optimizer step, per parameter
         inside: {median: 1.2 GB/s, low: 1.1 GB/s, high: 1.3 GB/s}      # where there are several workers
     links:
       lyon -> bonn: {goodput: {median: ..., low: ..., high: ...}, rtt: {...}}
@@ -91,6 +92,7 @@ def _site_text(site: SiteFigures) -> dict[str, Any]:
         "backward_factor": {name: float(f"{value:.4g}") for name, value in site.backward_factor._asdict().items()},
         "pre_expert": _text(site.pre_expert_s, _time),
         "exchange": _text(site.exchange_s, _time),
+        "update": _text(site.update_s, _time),
     } | ({} if inside is None else {"inside": _text(inside, format_byte_rate)})
 
 
@@ -140,13 +142,14 @@ def _codec_name(key: Item) -> str:
 
 
 def _site(item: Item) -> SiteFigures:
-    needed = ("gemm", "backward_factor", "pre_expert", "exchange")
+    needed = ("gemm", "backward_factor", "pre_expert", "exchange", "update")
     fields = item.fields((*needed, "inside"), required=needed)
     return SiteFigures(
         _figure(fields["gemm"], lambda each: each.quantity(FLOPS, 1.0, _MOST_RATE)),
         _figure(fields["backward_factor"], _factor),
         _figure(fields["pre_expert"], _seconds),
         _figure(fields["exchange"], _seconds),
+        _figure(fields["update"], _seconds),
         _figure(fields["inside"], _rate) if "inside" in fields else None,
     )
 

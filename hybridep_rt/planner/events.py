@@ -154,7 +154,7 @@ class _Schedule:
         added = [times.gradients_decode_s * self._count(layer) for layer, times in enumerate(self._layers)]
         self._spend("codecs", "add gradients", last, sum(added, np.zeros_like(self.now)))
         self._dense()
-        self._spend("compute", "optimizer", last, np.full_like(self.now, self._job.compute.optimizer_s))
+        self._spend("compute", "optimizer", last, np.full_like(self.now, self._job.update_s))
 
     def _count(self, layer: int) -> int:
         """For how many layers a layer stands."""

@@ -27,6 +27,7 @@ class Compute:
     encode, or to decode, one element. `exchange_s`: fixed cost of each batch that a DC computes (its own tokens, or a
     chunk of another DC's). `inside_bytes_per_s`: of a worker in an exchange inside its DC; infinite: what the topology
     says. `dense_parameters`: of the whole model, whose gradients are summed over all DCs at `dense_bytes` each.
+    The optimizer takes `optimizer_s`, and `update_s_per_parameter` for each one that a worker has.
     """
 
     flops_per_s: float | tuple[float, ...] = inf
@@ -41,6 +42,7 @@ class Compute:
     dense_parameters: float = 0.0
     dense_bytes: float = 4.0
     optimizer_s: float = 0.0
+    update_s_per_parameter: float = 0.0
 
     def __post_init__(self) -> None:
         rates = self.flops_per_s if isinstance(self.flops_per_s, tuple) else (self.flops_per_s,)
@@ -127,6 +129,13 @@ class Job:
             return inf, 0.0
         links = [level.link for level in levels[1:]]
         return min(link.bandwidth_bytes_per_s for link in links), max(link.rtt_s for link in links) / 2
+
+    @property
+    def update_s(self) -> float:
+        """Seconds of the optimizer at a worker: dense parameters, and its share of the experts."""
+        experts = sum(shape.num_experts * shape.parameters_per_expert for shape in self.work.layers)
+        own = self.compute.dense_parameters + experts / self.layout.workers
+        return self.compute.optimizer_s + own * self.compute.update_s_per_parameter
 
     @property
     def pre_expert_s(self) -> Array:

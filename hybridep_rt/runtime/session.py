@@ -373,6 +373,9 @@ class Runtime:
         agree({"codecs": repr(rung)}, self.address, self.layout, self.dc_names, self.wan, position)
         self.rung = rung
         self._use_codecs(self.codecs)
+        self.load = replace(self.load, codecs=rung.codecs)
+        if self._step_watch is not None and self.plan is not None:
+            self._watch_steps(self.plan)
 
     def memory(self) -> dict[str, int]:
         """Bytes that this worker needs for copies, replicas of others' copies, feedback and second moments."""
@@ -588,7 +591,7 @@ class Runtime:
         self.trace.add("compute", "optimizer", self._step_began_ns, now_ns)
         self.trace.add("compute", f"step {self.clock.step - 1}", self._began_ns, now_ns)
         self._began_ns = now_ns
-        if self._step_watch is not None:
+        if self._step_watch is not None and self.clock.step > self.rung.warm_up_steps:
             self._compare(self._step_watch)
         if self.clock.step % FIGURES_EVERY == 0:
             self._log_figures()
