@@ -51,7 +51,7 @@ from topology import Topology, load
 
 BYTES = 4.0
 """Of every value on the wire: codecs are exact, so that plans differ by what they send."""
-BUDGET_BYTES = 20e6
+BUDGET_BYTES = 60e6
 SPECS = [("tokens", "exact"), ("weights", "exact"), ("gradients", "exact")]
 COUNTED = (Traffic.TOKENS, Traffic.EXPERTS, Traffic.GRADIENTS)
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 MESSAGES = 24
 _RAMP = 4
 """Messages at the start that don't count: TCP has to find its rate."""
-_SEGMENT = 5
+_WINDOW = 12
+"""Messages over whose arrival a rate is taken: long enough that a receiver that wakes up late changes it little."""
 _LEAST_BYTES = 4096
-_SEND_S = 0.6
+_SEND_S = 1.2
 """So long a link would be busy at the rate that the topology gives."""
 
 Pair = tuple[int, int]
@@ -34,13 +35,6 @@ def message_bytes(bandwidth_bytes_per_s: float, budget_bytes: float, dcs: int) -
 
 
 def goodputs(arrived_s: Sequence[float], size: int) -> list[float]:
-    """Bytes per second over consecutive segments of messages, from when each of them had arrived."""
-    marks = range(_RAMP, len(arrived_s), _SEGMENT)
-    spans = [(first, min(first + _SEGMENT, len(arrived_s) - 1)) for first in marks]
-    return [
-        (last - first) * size / max(arrived_s[last] - arrived_s[first], 1e-9) for first, last in spans if last > first
-    ]
-
-
-GOODPUTS = len(goodputs([0.0] * MESSAGES, 1))
-"""Samples that one link gives."""
+    """Bytes per second over every window of `_WINDOW` messages, from when each of them had arrived."""
+    spans = zip(arrived_s[_RAMP:], arrived_s[_RAMP + _WINDOW :], strict=False)
+    return [_WINDOW * size / max(last - first, 1e-9) for first, last in spans]
