@@ -72,6 +72,7 @@ def test_homes_stay_where_few_steps_would_have_to_pay_for_the_move():
     found = propose(job(crossed(), 256), ep, steps=1)
     assert found.layers == ep
     assert found.gain == 0
+    assert Judge().judge(found)[1].startswith("the plan stays: nothing better is known than its ")
 
 
 def test_even_routing_moves_no_homes():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import hybridep_rt
 from hybridep_rt.codecs.codec import Codecs
+from hybridep_rt.errors import ConfigError, PlanError
 from hybridep_rt.moe.layer import MoELayer
 from hybridep_rt.planner.makers import domains, plain_ep, replicate_all, subscribe
 from hybridep_rt.planner.plan import LayerPlan, Layout, Plan
@@ -180,3 +181,41 @@ def owed(workers: Sequence[dict], expert: int) -> torch.Tensor:
             if parts and parts[0] is not None:
                 total += torch.cat(parts)
     return total
+
+
+def test_a_plan_that_is_no_successor_or_comes_amid_a_step_is_refused():
+    layout = Layout((1, 1))
+    case = Case(num_experts=2, top_k=1, micro_tokens=tokens(layout, 3))
+    first, second, third = sequence(layout, *[[maker(layout, 2)] for maker in (plain_ep, replicate_all, plain_ep)])
+    other = Plan(1, layout, (plain_ep(layout, 3),), "test")
+
+    def work(runtime: Runtime) -> None:
+        with pytest.raises(ConfigError, match="attach"):
+            runtime.switch(second)
+        model = Model(case, runtime)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        runtime.attach(model, optimizer)
+        for wrong, message in ((third, "must have epoch 1, not 2"), (other, r"for layers of \[3\] experts")):
+            with pytest.raises(PlanError, match=message):
+                runtime.switch(wrong)
+        with runtime.no_sync():
+            loss_of(model(case.batches(0)[runtime.rank][0].float())).backward()
+        with pytest.raises(ConfigError, match="plans change between"):
+            runtime.switch(second)
+
+    run_fleet(first, work)
+
+
+def test_plans_that_differ_between_workers_are_named():
+    layout = Layout((1, 1))
+    case = Case(num_experts=2, top_k=1, micro_tokens=tokens(layout, 3))
+    first, mine, theirs = sequence(layout, *[[maker(layout, 2)] for maker in (plain_ep, replicate_all, plain_ep)])
+
+    def work(runtime: Runtime) -> None:
+        model = Model(case, runtime)
+        runtime.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        plan = mine if runtime.rank == 0 else dataclasses.replace(theirs, epoch=1)
+        with pytest.raises(ConfigError, match="there differs: plan"):
+            runtime.switch(plan)
+
+    run_fleet(first, work)

@@ -27,6 +27,7 @@ IN_A_ROW = 2
 """... so many looks in a row: what was measured once may be noise."""
 STATE_BYTES = 12.0
 """Of each parameter that changes homes: float32 weights and two moments."""
+_IN_FORCE = "the plan in force"
 _SWAPPED_DCS_MOST = 12
 _ROUNDS_MOST = 4
 
@@ -65,6 +66,11 @@ class Judge:
         )
         if not proposal.gain > self._gain:
             self._seen = 0
+            if proposal.name == _IN_FORCE:
+                return (
+                    False,
+                    f"the plan stays: nothing better is known than its {format_time(proposal.step_s)} per step",
+                )
             return False, f"the plan stays: {proposal.name} would take {figures}, which is not {self._gain:.0%} better"
         self._seen += 1
         if self._seen < self._in_a_row:
@@ -80,7 +86,7 @@ def propose(job: Job, current: Layers, steps: int, *, memory_budget_bytes: float
     current_s = _step_s(predictor, current)
     ranked = [
         Proposal(layers, name, current_s, _step_s(predictor, layers), _change_s(job, current, layers) / steps)
-        for name, layers in (("the plan in force", current), ("the search's plan", found))
+        for name, layers in ((_IN_FORCE, current), ("the search's plan", found))
     ]
     best = min(ranked, key=_cost)
     if job.layout.dcs > _SWAPPED_DCS_MOST:
