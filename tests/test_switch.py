@@ -74,7 +74,7 @@ def plan_sequences(draw: st.DrawFn) -> tuple[list[Plan], Case]:
 
 
 @given(plan_sequences(), st.integers(0, 1 << 16))
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_sequence_of_plans(drawn, seed):
     plans, case = drawn
     check(case, plans, seed)
