@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -81,6 +81,14 @@ class Apart:
     def receive(self, source: Address, channel: str, position: Position, *, timeout_s: float | None = None) -> Message:
         """As the port."""
         return self._wan.receive(source, f"{self._arm}/{channel}", position, timeout_s=timeout_s)
+
+    def take(self, source: Address, channel: str, position: Position) -> Message | None:
+        """As the port."""
+        return self._wan.take(source, f"{self._arm}/{channel}", position)
+
+    def watch(self, channel: str, notify: Callable[[], None]) -> None:
+        """As the port."""
+        self._wan.watch(f"{self._arm}/{channel}", notify)
 
     def check(self) -> None:
         """As the port."""

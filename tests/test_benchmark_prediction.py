@@ -9,7 +9,9 @@ from rich.console import Console
 
 from benchmarks.prediction import draw, lag, say, summary, table
 from benchmarks.prediction_cases import CASES, Case
+from benchmarks.prediction_worker import Apart
 from hybridep_rt.planner import routing
+from hybridep_rt.transport.ports import WanPort
 from topology.read import parse
 
 
@@ -79,3 +81,7 @@ def test_it_can_be_read_and_seen(tmp_path: Path) -> None:
     assert "behind the best: bad (2.00x)" in text
     draw([GOOD, BAD], tmp_path / "p.png")
     assert (tmp_path / "p.png").stat().st_size > 1000
+
+
+def test_an_arms_port_has_all_of_a_port() -> None:
+    assert {name for name in vars(WanPort) if not name.startswith("_")} <= {*vars(Apart)}
