@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.util
 import os
 import secrets
 import shlex
@@ -134,7 +135,10 @@ def _check_exists(user: UserCommand) -> None:
     if not user.is_module:
         if not os.path.exists(user.program):
             raise ConfigError(f"{user.program}: no such file")
-    elif importlib.machinery.PathFinder.find_spec(user.program.partition(".")[0], [os.getcwd(), *sys.path]) is None:
+        return
+    package = user.program.partition(".")[0]
+    here = importlib.machinery.PathFinder.find_spec(package, [os.getcwd()])
+    if here is None and importlib.util.find_spec(package) is None:
         raise ConfigError(f"{user.program}: no such module")
 
 
