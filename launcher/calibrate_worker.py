@@ -46,7 +46,7 @@ def main(words: Sequence[str]) -> None:
     runtime = hybridep_rt.init()
     told = Environment.read(os.environ)
     assert told is not None  # the launcher started this
-    topology = load(told.topology)
+    topology = load(told.settings.topology)
 
     def progress(text: str) -> None:
         if runtime.rank == 0:

@@ -34,11 +34,12 @@ from hybridep_rt.transport.worker_link import WorkerLink
 from topology import load
 
 told = Environment.read(os.environ)
-topology = load(told.topology)
+settings = told.settings
+topology = load(settings.topology)
 me = Address(topology.dc_index(told.dc), told.worker)
 last = Address(len(topology.datacenters) - 1, topology.workers_per_dc[-1] - 1)
-job = Job(topology.cluster, topology.digest(), told.epoch, told.run_token)
-link = WorkerLink.connect(told.endpoint, me, job, topology.dc_names, told.timeouts, Limits(), Metrics())
+job = Job(topology.cluster, topology.digest(), settings.epoch, settings.run_token)
+link = WorkerLink.connect(told.endpoint, me, job, topology.dc_names, settings.timeouts, Limits(), Metrics())
 sys.modules["hybridep_rt.runtime.start"] = types.SimpleNamespace(fail=link.fail)  # as `init` does, without torch
 print("joined", sys.argv[1:], "torch" in sys.modules, flush=True)
 if sys.argv[1] in ("exit", "raise", "typed") and me == last:

@@ -11,12 +11,9 @@ from hybridep_rt.errors import ConfigError
 from hybridep_rt.runtime.environment import TOKEN_VARIABLE, Environment, Settings, parse_timeouts
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
-ENVIRONMENTS = st.builds(
-    Environment,
+SETTINGS = st.builds(
+    Settings,
     topology=TEXT,
-    dc=TEXT,
-    worker=st.integers(0, 10**8),
-    endpoint=st.one_of(TEXT.map("unix:/{}".format), st.just("tcp:10.0.0.1:7000")),
     run_token=st.binary(min_size=16, max_size=64),
     plan=TEXT,
     codecs=st.sampled_from(["", "weights=bf16", "weights=bf16,tokens=fp8"]),
@@ -27,7 +24,14 @@ ENVIRONMENTS = st.builds(
     timeouts=st.builds(Timeouts, rendezvous_s=st.integers(1, 1000).map(lambda ms: ms / 1000)),
     epoch=st.integers(0, 10**8),
 )
-GOOD = Environment(topology="t.yaml", dc="a", worker=1, endpoint="unix:/s", run_token=b"x" * 16).write()
+ENVIRONMENTS = st.builds(
+    Environment,
+    dc=TEXT,
+    worker=st.integers(0, 10**8),
+    endpoint=st.one_of(TEXT.map("unix:/{}".format), st.just("tcp:10.0.0.1:7000")),
+    settings=SETTINGS,
+)
+GOOD = Settings(topology="t.yaml", run_token=b"x" * 16).for_worker("a", 1, "unix:/s").write()
 
 
 @given(ENVIRONMENTS)

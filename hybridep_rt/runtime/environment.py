@@ -83,31 +83,17 @@ class Settings:
 
     def for_worker(self, dc: str, worker: int, endpoint: str) -> Environment:
         """What one worker is told: these settings, and who it is."""
-        shared = {each.name: getattr(self, each.name) for each in fields(self)}
-        return Environment(dc=dc, worker=worker, endpoint=endpoint, **shared)
+        return Environment(dc=dc, worker=worker, endpoint=endpoint, settings=self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """What one worker is told by the launcher."""
 
-    topology: str
     dc: str
     worker: int
     endpoint: str
-    run_token: bytes = field(repr=False)
-    plan: str = "auto"
-    codecs: str = ""
-    chunks: int | None = None
-    staleness: int | None = None
-    replan: int | None = None
-    trace: str = ""
-    emulate_compute_flops_per_s: float | None = None
-    calibration: str = ""
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    tls_folder: str = ""
-    congestion: str = ""
-    epoch: int = 0
+    settings: Settings
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Environment | None:
@@ -121,7 +107,7 @@ class Environment:
             dc=_required(variables, "HYBRIDEP_DC"),
             worker=_whole_number("HYBRIDEP_WORKER", _required(variables, "HYBRIDEP_WORKER"), 0),
             endpoint=_endpoint(_required(variables, "HYBRIDEP_COORDINATOR")),
-            **_job_wide(variables),
+            settings=Settings.read(variables),
         )
 
     def write(self) -> dict[str, str]:
@@ -131,11 +117,6 @@ class Environment:
             "HYBRIDEP_WORKER": str(self.worker),
             "HYBRIDEP_COORDINATOR": self.endpoint,
         }
-
-    @property
-    def settings(self) -> Settings:
-        """The job-wide part."""
-        return Settings(**{each.name: getattr(self, each.name) for each in fields(Settings)})
 
 
 def parse_token(text: str, where: str = TOKEN_VARIABLE) -> bytes:

@@ -15,7 +15,7 @@ from hybridep_rt.planner.plan_spec import parse_plan_spec
 from hybridep_rt.protocol.address import Address
 from hybridep_rt.protocol.link import Job
 from hybridep_rt.runtime.emulated import EmulatedCompute
-from hybridep_rt.runtime.environment import Environment
+from hybridep_rt.runtime.environment import Environment, Settings
 from hybridep_rt.runtime.planning import TopologyPlan
 from hybridep_rt.runtime.replan import Replanner
 from hybridep_rt.runtime.session import Runtime
@@ -66,26 +66,27 @@ def fail(reason: str) -> None:
 
 
 def _join(environment: Environment, codec: str, staleness: int, replan: int) -> Runtime:
-    topology = load(environment.topology)
+    settings = environment.settings
+    topology = load(settings.topology)
     dc = topology.dc_index(environment.dc)
     address = Address(dc, environment.worker)
     layout = Layout(topology.workers_per_dc)
-    rung = parse_rung(environment.codecs or topology.codec or codec)
-    chunks = environment.chunks or 1
-    metrics = Metrics(Recorder(SPANS_MAX) if environment.trace else None)
+    rung = parse_rung(settings.codecs or topology.codec or codec)
+    chunks = settings.chunks or 1
+    metrics = Metrics(Recorder(SPANS_MAX) if settings.trace else None)
     digest = topology.digest()
-    job = Job(topology.cluster, digest, environment.epoch, environment.run_token)
-    emulated = _emulated(environment, topology)
+    job = Job(topology.cluster, digest, settings.epoch, settings.run_token)
+    emulated = _emulated(settings, topology)
     plans = TopologyPlan(
-        parse_plan_spec(environment.plan),
+        parse_plan_spec(settings.plan),
         topology,
         chunks,
-        environment.epoch,
+        settings.epoch,
         None if emulated is None else emulated.flops_per_s,
-        load_calibration(environment.calibration) if environment.calibration else None,
+        load_calibration(settings.calibration) if settings.calibration else None,
     )
     link = WorkerLink.connect(
-        environment.endpoint, address, job, topology.dc_names, environment.timeouts, Limits(), metrics
+        environment.endpoint, address, job, topology.dc_names, settings.timeouts, Limits(), metrics
     )
 
     def make_site() -> SiteGroup:
@@ -96,7 +97,7 @@ def _join(environment: Environment, codec: str, staleness: int, replan: int) -> 
             datacenter.workers,
             host=datacenter.hosts[0].address or "127.0.0.1",
             dc_name=datacenter.name,
-            timeout_s=environment.timeouts.operation_s,
+            timeout_s=settings.timeouts.operation_s,
         )
 
     runtime = Runtime(
@@ -109,19 +110,19 @@ def _join(environment: Environment, codec: str, staleness: int, replan: int) -> 
         topology_digest=digest,
         rung=rung,
         chunks=chunks,
-        staleness=next(n for n in (environment.staleness, topology.staleness, staleness) if n is not None),
-        trace_path=environment.trace,
+        staleness=next(n for n in (settings.staleness, topology.staleness, staleness) if n is not None),
+        trace_path=settings.trace,
         metrics=metrics,
         emulated=emulated,
     )
-    every = next(n for n in (environment.replan, topology.replan, replan) if n is not None)
+    every = next(n for n in (settings.replan, topology.replan, replan) if n is not None)
     if every:
         Replanner(runtime, plans, every)
     return runtime
 
 
-def _emulated(environment: Environment, topology: Topology) -> EmulatedCompute | None:
-    flops_per_s = environment.emulate_compute_flops_per_s or topology.emulate_compute_flops_per_s
+def _emulated(settings: Settings, topology: Topology) -> EmulatedCompute | None:
+    flops_per_s = settings.emulate_compute_flops_per_s or topology.emulate_compute_flops_per_s
     return None if flops_per_s is None else EmulatedCompute(flops_per_s)
 
 
