@@ -70,7 +70,7 @@ class Settings:
     steps: int = 2000
     lr: float = 1e-3
     lr_warm_up_steps: int = 50
-    batch: int = 1
+    batch: int = 4
     shape: TextShape = field(default_factory=lambda: TextShape(256, 512, 8, 2, layers=2, heads=4, batch=1, sequence=64))
     evaluations: int = 10
     curve_windows: int = 256
