@@ -7,10 +7,12 @@ import math
 import pytest
 import torch
 
+from hybridep_rt.codecs import delta
 from hybridep_rt.codecs.ladder import LADDER, parse_rung, rung
-from hybridep_rt.errors import ConfigError
+from hybridep_rt.errors import CodecError, ConfigError
 from hybridep_rt.planner.makers import domains, replicate_all
 from hybridep_rt.planner.plan import Layout
+from hybridep_rt.protocol.address import Address
 from hybridep_rt.runtime.codec_watch import CodecWatch
 from tests.fleet import run_fleet
 from tests.test_rungs import EXPERTS, LAYOUT, build, plan, train
@@ -104,6 +106,23 @@ def test_a_bad_codec_is_left_for_the_next_rung(tolerance):
         assert rungs == ([bad] * 2 + [LADDER[0]] * 5 if tolerance == 0 else [bad] * 7)
         same = [torch.equal(a, b) for e in copies for a, b in zip(copies[e], homes[e], strict=True)]
         assert all(same) == (tolerance == 0)
+
+
+def test_a_copy_that_drifted_ends_the_job_and_is_named(monkeypatch):
+    monkeypatch.setattr(delta, "DIGEST_EVERY", 4)
+
+    def work(runtime):
+        model, optimizer = build(runtime)
+        for step in range(6):
+            train(runtime, model, optimizer, step)
+            if step == 1 and runtime.address == Address(0, 0):
+                model[1]._bound.settle()
+                copies = held_by(model)[1]
+                with torch.no_grad():
+                    model[1]._bound._leaves[min(copies)][0][0, 0] += 1e-3
+
+    with pytest.raises(CodecError, match=r"weights of expert \d, layer 0: this copy and its home's differ"):
+        run_fleet(plan(layout=Layout((1, 1))), work, rung=parse_rung("weights=delta-1bit"))
 
 
 def test_a_verdict_is_the_next_more_faithful_rung():

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridep_rt.codecs.codec import make_codec
+from hybridep_rt.codecs.delta import DIGEST_EVERY
 from hybridep_rt.errors import CodecError
 
 DELTAS = ["delta-1bit:t=2:scale=1.3", "delta-1bit:predict=0.5", "delta-2bit:t=3:predict=0.5:block=128", "delta-topk"]
@@ -90,6 +91,28 @@ def test_a_digest_tells_a_copy_that_drifted():
     assert receiver.digest() == home.digest()
     copy[7] += 1e-3
     assert receiver.digest() != home.digest()
+
+
+@pytest.mark.parametrize("spec", DELTAS)
+def test_a_payload_now_and_then_tells_a_receiver_that_its_copy_drifted(spec):
+    home, receiver, late, weights = make_codec(spec), make_codec(spec), make_codec(spec), walk(300, 6)
+    copy, late_copy = torch.zeros(300), torch.zeros(300)
+    for _ in range(DIGEST_EVERY):
+        payload = bytes(home.encode(next(weights)))
+        receiver.decode(payload, copy)
+    late.decode(home.key_frame(0, 100), late_copy)
+    payload = bytes(home.encode(next(weights)))
+    assert home.frame_bytes(payload, 300, torch.float32) == len(payload)
+    late.decode(payload, late_copy)
+    late.decode(home.key_frame(100, 200), late_copy)
+    assert late.digest() == home.digest()
+    kept = copy.clone()
+    copy[7] += 1e-3
+    with pytest.raises(CodecError, match=f"this copy and its home's differ before payload {DIGEST_EVERY}"):
+        receiver.decode(payload, copy)
+    copy.copy_(kept)
+    receiver.decode(payload, copy)
+    assert receiver.digest() == home.digest()
 
 
 @pytest.mark.parametrize("spec", DELTAS)

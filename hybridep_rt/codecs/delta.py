@@ -24,6 +24,9 @@ from hybridep_rt.protocol.messages import Bytes
 _RANGE = struct.Struct("<II")
 _KEY_BYTES = HEADER_BYTES + _RANGE.size
 _WITH_VELOCITY = 1
+DIGEST_EVERY = 256
+"""Payloads from one that carries a digest of the state before it to the next."""
+_DIGEST_BYTES = 8
 
 
 class Delta:
@@ -43,7 +46,7 @@ class Delta:
         self._known = 0
 
     def wire_bytes(self, elements: int, dtype: torch.dtype) -> int:
-        """Size of a payload that is no key frame; of entries, the most it can be."""
+        """Size of a payload that is neither key frame nor has a digest; of entries, the most it can be."""
         return HEADER_BYTES + self._coder.body_bytes(elements)
 
     def key_bytes(self, elements: int) -> int:
@@ -60,7 +63,8 @@ class Delta:
             _, count = _range(payload, elements)
             return _KEY_BYTES + 4 * count * (2 if header.form & _WITH_VELOCITY else 1)
         expect(header, self._coder.kind, self._coder.form)
-        return HEADER_BYTES + self._coder.measure(memoryview(payload)[HEADER_BYTES:], elements)
+        body = self._coder.measure(memoryview(payload)[HEADER_BYTES:], elements)
+        return HEADER_BYTES + body + _digest_bytes(header.number)
 
     def encode(self, values: torch.Tensor) -> Bytes:
         """A key frame the first time, then what changes the receivers' copies towards `values`."""
@@ -78,15 +82,17 @@ class Delta:
             self._adopt(flat.clone())
             return self.key_frame()
         check_elements(len(flat), len(self._copy))
+        digest = self.digest() if _digest_bytes(self._number + 1) else b""
         self._number += 1
         frame = self._coder.encode(flat, self._copy, self._velocity, self._number, False, update)
         frame[:HEADER_BYTES] = new_frame(self._coder.kind, self._coder.form, self._number, 0)
-        return frame.data
+        return b"".join([frame.data, digest]) if digest else frame.data
 
     def decode(self, payload: Bytes, into: torch.Tensor) -> None:
         """Bring `into` to the payload's moment. It has to be the same tensor every time, written by nobody else.
 
-        Raises CodecError, and leaves the copy as it was, for anything but the next payload of the stream.
+        Raises CodecError, and leaves the copy as it was, for anything but the next payload of the stream; so too where
+        a payload's digest says that the copy isn't what the home thinks it is.
         """
         header = read_header(payload)
         if header.kind is Kind.KEY:
@@ -180,6 +186,11 @@ class Delta:
         copy = self._held_in(into)
         self._check_number(header, 1)
         body = octets(payload)[HEADER_BYTES:]
+        if size := _digest_bytes(header.number):
+            # A copy that is still arriving in ranges isn't what the home has yet.
+            if self.ready and body[-size:].tobytes() != self.digest():
+                raise CodecError(f"this copy and its home's differ before payload {header.number}")
+            body = body[:-size]
         self._coder.decode(body, copy, self._velocity, header.number, add=True)
         self._number = header.number
 
@@ -205,6 +216,11 @@ class Delta:
         if is_flat(into) and copy.data_ptr() != into.data_ptr():
             raise CodecError("a stream's copy was replaced by another tensor")
         return copy
+
+
+def _digest_bytes(number: int) -> int:
+    """What a payload of that number has behind its body."""
+    return 0 if number % DIGEST_EVERY else _DIGEST_BYTES
 
 
 def _range(payload: Bytes, elements: int) -> tuple[int, int]:

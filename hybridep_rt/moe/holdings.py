@@ -422,7 +422,10 @@ class Holdings:
     def _decode_weights(self, version: int, expert: int, payload: memoryview) -> None:
         with torch.no_grad(), self._span("decode", "weights", expert):
             for codec, leaf, part in self._parts(self._weights.of(expert, version), self._leaves[expert], payload):
-                codec.decode(part, leaf)
+                try:
+                    codec.decode(part, leaf)
+                except CodecError as error:
+                    raise CodecError(f"weights of expert {expert}, layer {self._layer}: {error}") from error
 
     def _receive_gradient(self, expert: int, at: Position, source: Address) -> list[torch.Tensor] | None:
         message = self._wan.receive(source, f"gradients/{self._layer}", at)
