@@ -59,6 +59,10 @@ ROWS = {
         "default, blocks of 128",
         Rung("default", Codecs("int8", "delta-1bit:predict=0.5:block=128", "1bit:vs=32:block=128"), 100),
     ),
+    "default-light": Row(
+        "default, warm-up in int8 and 4 bits",
+        replace(find_rung("default"), warm_up=Codecs(weights="int8", gradients="4bit")),
+    ),
     "default-cold": Row("default, no warm-up", replace(find_rung("default"), warm_up_steps=0)),
 }
 

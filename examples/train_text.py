@@ -47,7 +47,7 @@ class Trainer:
         options = self.options
         model = TextModel(SHAPES[options.shape], options.sequence, options.seed)
         self.model = model.to(DTYPES[options.dtype])
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.01)
+        self.optimizer = hybridep_rt.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.01)
         tokens = options.batch * options.sequence * options.accumulate
         self.plan = self.runtime.attach(
             self.model, self.optimizer, tokens_per_step=tokens, micro_batches=options.accumulate

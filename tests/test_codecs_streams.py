@@ -128,6 +128,20 @@ def test_a_home_goes_on_from_a_checkpoint(spec):
     assert again.bytes_held() == 500 * 4 * (2 if "predict" in spec else 1)
 
 
+@pytest.mark.parametrize("spec", [*(spec for spec in DELTAS if "topk" not in spec), *COARSE[:4]])
+def test_a_payload_takes_the_memory_of_one_that_nobody_holds_any_more(spec):
+    sender, weights = make_codec(spec), walk(5000, 7)
+    sender.encode(next(weights))
+    first, second = (sender.encode(next(weights)) for _ in range(2))
+    kept = bytes(first)
+    places = {np.frombuffer(frame, np.uint8).ctypes.data for frame in (first, second)}
+    assert len(places) == 2
+    del second
+    third = sender.encode(next(weights))
+    assert np.frombuffer(third, np.uint8).ctypes.data in places
+    assert bytes(first) == kept
+
+
 def test_a_stream_may_begin_from_weights_that_both_hold():
     home, receiver, weights = make_codec("delta-1bit"), make_codec("delta-1bit"), torch.randn(300)
     copy = weights.clone()

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from hybridep_rt.codecs import cpu, device
-from hybridep_rt.codecs.frames import HEADER_BYTES, Kind, check_size, words
+from hybridep_rt.codecs.frames import HEADER_BYTES, Kind, NewFrame, check_size, words
 from hybridep_rt.codecs.levels import CHUNK, GROUP, LevelCode
 from hybridep_rt.codecs.reference import Coded, Floats, Octets, Positions, threshold_of
 from hybridep_rt.codecs.update import Update
@@ -53,9 +53,10 @@ class Coder(Protocol):
         velocity: torch.Tensor | None,
         step: int,
         feedback: bool,
+        new_frame: NewFrame,
         update: Update | None = None,
     ) -> Octets:
-        """A frame whose header is to be filled in. Changes state and velocity to what they are after it.
+        """The body, in a frame of `new_frame`. Changes state and velocity to what they are after it.
 
         `update`: of the values, to be made first.
         """
@@ -107,12 +108,14 @@ class LevelCoder:
         velocity: torch.Tensor | None,
         step: int,
         feedback: bool,
+        new_frame: NewFrame,
         update: Update | None = None,
     ) -> Octets:
         """See `Coder`. An update is made in the same pass over the memory."""
         part = self._part(len(values), step)
-        frame = np.empty(HEADER_BYTES + self.body_bytes(len(values)), np.uint8)
-        out = self._split(frame[HEADER_BYTES:], copy=False)
+        size = self.body_bytes(len(values))
+        frame = new_frame(size)
+        out = self._split(frame[HEADER_BYTES : HEADER_BYTES + size], copy=False)
         moving = None if velocity is None else velocity[part]
         if update is None:
             engine(values).encode_levels(values[part], state[part], moving, self.code, feedback, out)
@@ -199,17 +202,18 @@ class SparseCoder:
         velocity: torch.Tensor | None,
         step: int,
         feedback: bool,
+        new_frame: NewFrame,
         update: Update | None = None,
     ) -> Octets:
         """See `Coder`. There is no predictor for entries. Which are sent depends on all values, updated."""
         if update is not None:
             update.run()
-        frame, positions, picked, decoded = self.pick(values, state, feedback)
+        frame, positions, picked, decoded = self.pick(values, state, feedback, new_frame)
         engine(values).settle(positions, picked, decoded, state, feedback)
         return frame
 
     def pick(
-        self, values: torch.Tensor, state: torch.Tensor, feedback: bool
+        self, values: torch.Tensor, state: torch.Tensor, feedback: bool, new_frame: NewFrame
     ) -> tuple[Octets, Positions, Floats, Floats]:
         """A frame, and its entries' positions, values and decoded values."""
         functions = engine(values)
@@ -219,8 +223,10 @@ class SparseCoder:
         coded, decoded = cpu.encode_entries(picked)
         gaps = cpu.write_gaps(positions, len(values))
         counts = np.frombuffer(_COUNTS.pack(len(picked), len(gaps)), np.uint8)
-        header = np.empty(HEADER_BYTES, np.uint8)
-        frame = np.concatenate([header, counts, coded.scales.view(np.uint8), coded.codes, gaps])
+        parts = [counts, coded.scales.view(np.uint8), coded.codes, gaps]
+        size = sum(map(len, parts))
+        frame = new_frame(size)
+        np.concatenate(parts, out=frame[HEADER_BYTES : HEADER_BYTES + size])
         return frame, positions, picked, decoded
 
     def decode(self, body: Octets, state: torch.Tensor, velocity: torch.Tensor | None, step: int, add: bool) -> None:

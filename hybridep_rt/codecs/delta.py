@@ -10,13 +10,25 @@ import hashlib
 import struct
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 from hybridep_rt.codecs.buffers import as_bytes, as_tensor
 from hybridep_rt.codecs.coders import Coder
 from hybridep_rt.codecs.flat import Flat, check_elements, is_flat
-from hybridep_rt.codecs.frames import HEADER_BYTES, Header, Kind, check_size, expect, new_frame, octets, read_header
+from hybridep_rt.codecs.frames import (
+    HEADER_BYTES,
+    FramePool,
+    Header,
+    Kind,
+    check_size,
+    expect,
+    new_frame,
+    octets,
+    read_header,
+)
 from hybridep_rt.codecs.levels import TINY
+from hybridep_rt.codecs.reference import Octets
 from hybridep_rt.codecs.update import Update
 from hybridep_rt.errors import CodecError
 from hybridep_rt.protocol.messages import Bytes
@@ -39,6 +51,7 @@ class Delta:
         self.name = name
         self._coder = coder
         self._predict = predict
+        self._frames = FramePool()
         self._input = Flat()
         self._copy: torch.Tensor | None = None
         self._velocity: torch.Tensor | None = None
@@ -84,9 +97,14 @@ class Delta:
         check_elements(len(flat), len(self._copy))
         digest = self.digest() if _digest_bytes(self._number + 1) else b""
         self._number += 1
-        frame = self._coder.encode(flat, self._copy, self._velocity, self._number, False, update)
-        frame[:HEADER_BYTES] = new_frame(self._coder.kind, self._coder.form, self._number, 0)
-        return b"".join([frame.data, digest]) if digest else frame.data
+
+        def frame_for(body_bytes: int) -> Octets:
+            size = body_bytes + len(digest)
+            return self._frames.new_frame(self._coder.kind, self._coder.form, self._number, size)
+
+        frame = self._coder.encode(flat, self._copy, self._velocity, self._number, False, frame_for, update)
+        frame[len(frame) - len(digest) :] = np.frombuffer(digest, np.uint8)
+        return frame.data
 
     def decode(self, payload: Bytes, into: torch.Tensor) -> None:
         """Bring `into` to the payload's moment. It has to be the same tensor every time, written by nobody else.

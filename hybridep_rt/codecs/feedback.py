@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 
 from hybridep_rt.codecs.coders import Coder
 from hybridep_rt.codecs.flat import Flat, check_elements, is_flat
-from hybridep_rt.codecs.frames import HEADER_BYTES, expect, new_frame, octets, read_header
+from hybridep_rt.codecs.frames import HEADER_BYTES, FramePool, expect, octets, read_header
 from hybridep_rt.codecs.moment import SecondMoment
+from hybridep_rt.codecs.reference import Octets
 from hybridep_rt.errors import CodecError
 from hybridep_rt.protocol.messages import Bytes
 
@@ -28,6 +28,7 @@ class Feedback:
         self.name = name
         self._coder = coder
         self._moment = moment
+        self._frames = FramePool()
         self._input = Flat()
         self._output = Flat()
         self._owed: torch.Tensor | None = None
@@ -55,14 +56,16 @@ class Feedback:
             self._owed = torch.zeros_like(flat)
         check_elements(len(flat), len(self._owed))
         self._number += 1
-        frame = self._coder.encode(flat, self._owed, None, self._number, feedback=True)
-        frame[:HEADER_BYTES] = new_frame(self._coder.kind, self._coder.form, self._number, 0)
-        if self._moment is None:
-            return frame.data
-        self._moment.observe(flat)
-        side = np.empty(self._moment.body_bytes(len(flat)), np.uint8)
-        self._moment.encode(self._number, side)
-        return np.concatenate([frame, side]).data
+        side = self._moment_bytes(len(flat))
+
+        def frame_for(body_bytes: int) -> Octets:
+            return self._frames.new_frame(self._coder.kind, self._coder.form, self._number, body_bytes + side)
+
+        frame = self._coder.encode(flat, self._owed, None, self._number, True, frame_for)
+        if self._moment is not None:
+            self._moment.observe(flat)
+            self._moment.encode(self._number, frame[len(frame) - side :])
+        return frame.data
 
     def decode(self, payload: Bytes, into: torch.Tensor) -> None:
         """Overwrite `into` with a payload's gradient. Raises CodecError for what no codec of these settings writes."""

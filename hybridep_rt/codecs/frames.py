@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 import weakref
+from collections.abc import Callable
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -35,11 +36,13 @@ class Header(NamedTuple):
     number: int
 
 
+NewFrame: TypeAlias = Callable[[int], Octets]
+"""Gives a payload with its header written, for a body of so many bytes that is still to be filled."""
+
+
 def new_frame(kind: Kind, form: int, number: int, body_bytes: int) -> Octets:
     """A payload with its header written and its body still to fill."""
-    frame = np.empty(HEADER_BYTES + body_bytes, np.uint8)
-    _HEADER.pack_into(frame.data, 0, VERSION, kind, form, number & 0xFFFFFFFF)
-    return frame
+    return _headed(np.empty(HEADER_BYTES + body_bytes, np.uint8), kind, form, number)
 
 
 class FramePool:
@@ -61,8 +64,12 @@ class FramePool:
         frame = buffer[:]
         self._lent = [(kept, held) for kept, held in self._lent if kept is not buffer and held() is not None]
         self._lent.append((buffer, weakref.ref(frame)))
-        _HEADER.pack_into(frame.data, 0, VERSION, kind, form, number & 0xFFFFFFFF)
-        return frame
+        return _headed(frame, kind, form, number)
+
+
+def _headed(frame: Octets, kind: Kind, form: int, number: int) -> Octets:
+    _HEADER.pack_into(frame.data, 0, VERSION, kind, form, number & 0xFFFFFFFF)
+    return frame
 
 
 def read_header(payload: Bytes) -> Header:

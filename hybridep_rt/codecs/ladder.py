@@ -7,23 +7,26 @@ from dataclasses import dataclass, replace
 from hybridep_rt.codecs.codec import Codecs, parse_kinds
 from hybridep_rt.errors import ConfigError
 
+_LOSSLESS = Codecs()
 _WARM_UP = "warm_up"
 _WARM_UP_MOST = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """`warm_up_steps`: optimizer steps with exact weights and gradients before the codecs set in."""
+    """`warm_up_steps`: optimizer steps before the codecs set in, with those of `warm_up` meanwhile."""
 
     name: str
     codecs: Codecs
     warm_up_steps: int
+    warm_up: Codecs = _LOSSLESS
 
     def codecs_at(self, step: int) -> Codecs:
         """Those in force once `step` optimizer steps are done. Tokens have theirs from the start."""
         if step >= self.warm_up_steps:
             return self.codecs
-        return replace(self.codecs, weights="exact", gradients="exact", dense="exact")
+        first = self.warm_up
+        return replace(self.codecs, weights=first.weights, gradients=first.gradients, dense=first.dense)
 
     def without_moments(self) -> Rung:
         """For an optimizer that doesn't take second moments from outside: 2 bits where gradients would have 1."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from hybridep_rt.codecs.coders import SparseCoder
 from hybridep_rt.codecs.flat import Flat, check_elements, is_flat
-from hybridep_rt.codecs.frames import HEADER_BYTES, Kind, check_size, expect, new_frame, octets, read_header
+from hybridep_rt.codecs.frames import HEADER_BYTES, FramePool, Kind, check_size, expect, octets, read_header
 from hybridep_rt.errors import CodecError
 from hybridep_rt.protocol.messages import Bytes
 
@@ -24,6 +26,7 @@ class SharedResidual:
     def __init__(self, fraction: float) -> None:
         self.name = self.NAME
         self._coder = SparseCoder(fraction)
+        self._frames = FramePool()
         self._input = Flat()
         self._shared: torch.Tensor | None = None
         self._version = 0
@@ -45,8 +48,8 @@ class SharedResidual:
     def encode(self, values: torch.Tensor) -> Bytes:
         """The residual's largest entries."""
         flat = self._input.of(values)
-        frame, *_ = self._coder.pick(flat, self._base(len(flat)), feedback=False)
-        frame[:HEADER_BYTES] = new_frame(Kind.SPARSE, _FORM, self._version, 0)
+        new_frame = partial(self._frames.new_frame, Kind.SPARSE, _FORM, self._version)
+        frame, *_ = self._coder.pick(flat, self._base(len(flat)), feedback=False, new_frame=new_frame)
         return frame.data
 
     def decode(self, payload: Bytes, into: torch.Tensor) -> None:
