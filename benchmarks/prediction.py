@@ -6,7 +6,7 @@ Each case is one job: it calibrates itself, predicts its step under plain EP, ev
 search's choice, and then takes steps under all of them in turns (`prediction_worker`). Aims: the mean absolute error of
 a step's time at most 10 %, of its WAN bytes 2 %; the choice never more than 5 % behind the best measured plan beyond
 what the steps scatter; the simulator within 10 %, where DCs are alike. Takes about 20 minutes; `--quick` takes two
-cases, and `--case 3` one.
+cases, and `--case 3` one. The jobs run on the testbed, and with `--coordinators` over links that those play.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ class Summary:
     behind: dict[str, float]
 
 
-def run_case(number: int, case: Case, rounds: int, steps: int) -> Json:
+def run_case(number: int, case: Case, rounds: int, steps: int, *, testbed: bool) -> Json:
     """One job. Raises RuntimeError, with its last words, where it fails or takes too long."""
     with tempfile.TemporaryDirectory() as folder:
         topology, out = Path(folder, "case.yaml"), Path(folder, "case.json")
         topology.write_text(case.topology(f"prediction-{os.getpid()}"))
-        words = [sys.executable, "-m", "launcher.cli", "run", str(topology), "--plan", "ep"]
+        words = [sys.executable, "-m", "launcher.cli", *(["testbed"] if testbed else []), "run", str(topology)]
+        words += ["--plan", "ep"]
         words += ["--", "-m", "benchmarks.prediction_worker", "--case", str(number), "--rounds", str(rounds)]
         words += ["--steps", str(steps), "--out", str(out)]
         try:
@@ -155,15 +156,16 @@ def say(console: Console, found: Summary) -> None:
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw predicted against measured.")
 @click.option("--quick", is_flag=True, help="Two cases, one round of two steps: to see that it works.")
 @click.option("--case", "cases", type=click.IntRange(0, len(CASES) - 1), multiple=True, help="Only this; repeatable.")
-def main(json_path: Path | None, plot: Path | None, quick: bool, cases: tuple[int, ...]) -> None:
+@click.option("--coordinators", is_flag=True, help="Let coordinators play the links, where there can be no testbed.")
+def main(json_path: Path | None, plot: Path | None, quick: bool, cases: tuple[int, ...], coordinators: bool) -> None:
     """Compare predictions with measurements."""
     rounds, steps = (1, 2) if quick else (3, 4)
     console, results = Console(width=150), list[Json]()
     numbers = cases or ((0, 10) if quick else range(len(CASES)))
     for number in track(numbers, "one job per case", console=console, transient=True):
-        results.append(run_case(number, CASES[number], rounds, steps))
+        results.append(run_case(number, CASES[number], rounds, steps, testbed=not coordinators))
         if json_path is not None:
-            settings = {"quick": quick, "rounds": rounds, "steps": steps}
+            settings = {"quick": quick, "rounds": rounds, "steps": steps, "testbed": not coordinators}
             write_report(json_path, report("prediction", settings, results))
     console.print(table(results))
     say(console, summary(results))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -348,6 +350,30 @@ def test_a_coordinator_that_dies_is_named_to_its_workers_and_to_the_other_dc(tmp
         for link in links.values():
             link.close()
         assert isinstance(this.join()[1], PeerLost)
+    finally:
+        process.kill()
+        process.join(5)
+
+
+def test_a_coordinator_that_stops_before_its_own_goodbye_is_named(tmp_path: Path) -> None:
+    """All workers have left in good order: without this the job would end well here, and hang there."""
+    timeouts = replace(TIMEOUTS, heartbeat_s=0.2, silence_s=1, resume_s=1.5, goodbye_s=0.5)
+    this, spawn = JobUnderTest(make_topology((1, 1)), tmp_path, timeouts), get_context("spawn")
+    hear, tell = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=serve_until_killed, args=(this, tell))
+    process.start()
+    this.listeners = [open_listeners(f"{tmp_path}/1", ("127.0.0.1", 0), None)] * 2
+    try:
+        assert hear.poll(20)
+        this.start(1, peers={0: hear.recv()})
+        links = this.connect_all()
+        links[Address(0, 0)].close()
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        links[Address(1, 0)].close()
+        error = this.join()[1]
+        assert isinstance(error, PeerLost)
+        assert str(error).startswith('coordinator of DC "a": silent for 1 s, and it was not back within 1.5 s')
     finally:
         process.kill()
         process.join(5)

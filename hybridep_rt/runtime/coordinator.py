@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import uvloop
 
 from hybridep_rt.config import Limits, Timeouts
-from hybridep_rt.errors import HybridEPError, RemoteProtocolError, TransportError
+from hybridep_rt.errors import HybridEPError, PeerLost, RemoteProtocolError, TransportError
 from hybridep_rt.protocol import inquiry
 from hybridep_rt.protocol.address import COORDINATOR, Address
 from hybridep_rt.protocol.frames import Arrived, Kind, pack_fields
@@ -120,6 +120,7 @@ class Coordinator:
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._outcome: asyncio.Future[HybridEPError | None] = self._loop.create_future()
+        self._lost_after_end: HybridEPError | None = None
 
     async def listen(self, listeners: Listeners) -> None:
         """Accept workers and other coordinators. Raises ConfigError."""
@@ -149,8 +150,9 @@ class Coordinator:
         """Wait for the end of the job; all links are closed then. Returns what went wrong, if anything did."""
         error = await self._outcome
         patience_s = self._config.timeouts.goodbye_s if error is None else FLUSH_S
-        if self._open:
-            await asyncio.wait([link.gone for link in self._open], timeout=patience_s)
+        await _gone(self._open, patience_s)
+        if error is None:
+            error = await self._lost_at_the_end()
         for task in self._tasks:
             task.cancel()
         for server in self._servers:
@@ -159,6 +161,13 @@ class Coordinator:
             link.abort()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         return error
+
+    async def _lost_at_the_end(self) -> HybridEPError | None:
+        """Who didn't say goodbye is waited for as in the job: it may be back, or it is lost, and its processes hang."""
+        timeouts = self._config.timeouts
+        silent = [link for link in self._open if link.peer.worker == COORDINATOR and link not in self._said_goodbye]
+        await _gone(silent, timeouts.silence_s + timeouts.resume_s + timeouts.goodbye_s)
+        return self._lost_after_end
 
     # Owner of the links
 
@@ -234,6 +243,8 @@ class Coordinator:
         self._links.pop(link.peer, None)
         if error is not None:
             reason = error.reason if isinstance(error, TransportError) else f"it broke the protocol: {error}"
+            if self._membership.ended and link.peer.worker == COORDINATOR:
+                self._lost_after_end = self._lost_after_end or PeerLost(link.name, reason)
             self._do(self._membership.lost(link.peer, reason))
 
     def _on_worker_notice(self, link: Link, notice: Notice) -> None:
@@ -365,6 +376,12 @@ class Coordinator:
         while (deadline := self._membership.get_timer()) is not None:
             await asyncio.sleep(max(0.0, deadline - time.monotonic()))
             self._do(self._membership.handle_timer(time.monotonic()))
+
+
+async def _gone(links: Iterable[Link], patience_s: float) -> None:
+    waits = [link.gone for link in links]
+    if waits:
+        await asyncio.wait(waits, timeout=patience_s)
 
 
 def _tell(links: Iterable[Link], kind: Kind, metadata: bytes, after: Address | None) -> None:
