@@ -215,7 +215,7 @@ class Predicted:
 def predict(case: Case, topology: Topology, found: Calibration, drawn: Routing) -> list[Predicted]:
     """Plain EP, every domain size, all copies, and the choice."""
     dense = case.layers * (case.hidden**2 + case.experts * case.hidden)
-    compute = measured_compute(Compute(dense_parameters=float(dense), dense_bytes=BYTES), found, topology)
+    compute = measured_compute(Compute(dense_parameters=float(dense), dense_bytes=BYTES), found, topology, dict(SPECS))
     work = Workload((case.shape,) * case.layers, case.tokens, BYTES, BYTES, BYTES, case.micro_batches, case.chunks)
     job = Job(usable(topology, found), work, (drawn,), compute)
     predictor = Predictor(job)

@@ -16,7 +16,8 @@ WMEM, RMEM = "net.ipv4.tcp_wmem", "net.ipv4.tcp_rmem"
 AVAILABLE = "net.ipv4.tcp_available_congestion_control"
 ALLOWED = "net.ipv4.tcp_allowed_congestion_control"
 SOMAXCONN = "net.core.somaxconn"
-SYSCTLS = (WMEM, RMEM, AVAILABLE, ALLOWED, SOMAXCONN)
+AFTER_IDLE = "net.ipv4.tcp_slow_start_after_idle"
+SYSCTLS = (WMEM, RMEM, AVAILABLE, ALLOWED, SOMAXCONN, AFTER_IDLE)
 
 BUFFER_PER_BYTE = 2
 """Bytes of socket buffer for each byte on the way: the kernel counts its own book-keeping into the buffer."""
@@ -121,6 +122,12 @@ def check_congestion(machine: Machine) -> Check:
     elif "bbr" not in usable:
         advice = f'sysctl -w {ALLOWED}="{" ".join([*allowed, "bbr"])}"'
     return Check("congestion control", " ".join(sorted(usable)) or "unknown", "bbr", advice)
+
+
+def check_after_idle(machine: Machine) -> Check:
+    """A link is idle while all compute; a window that is small again after that costs round trips (not under BBR)."""
+    found = machine.sysctls.get(AFTER_IDLE) or "unknown"
+    return Check(AFTER_IDLE, found, "0", "" if found == "0" else f"sysctl -w {AFTER_IDLE}=0")
 
 
 def check_backlog(topology: Topology, local: Iterable[int], machine: Machine) -> Check:

@@ -31,6 +31,7 @@ from launcher.diagnosis import (
     Machine,
     Port,
     Reach,
+    check_after_idle,
     check_backlog,
     check_buffers,
     check_congestion,
@@ -159,6 +160,7 @@ def _machine_checks(topology: Topology, local: Sequence[int], needs: list[LinkNe
     return [
         *check_buffers(needs, local, topology.dc_names, machine),
         check_congestion(machine),
+        check_after_idle(machine),
         check_backlog(topology, local, machine),
         check_open_files(topology, local, machine),
         *check_versions(metadata.requires("hybridep") or (), machine),

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from launcher.cli import main
 from launcher.diagnosis import (
+    AFTER_IDLE,
     ALLOWED,
     AVAILABLE,
     RMEM,
@@ -25,6 +26,7 @@ from launcher.diagnosis import (
     Machine,
     Port,
     Reach,
+    check_after_idle,
     check_backlog,
     check_buffers,
     check_congestion,
@@ -44,6 +46,7 @@ MACHINE = Machine(
         AVAILABLE: "reno bbr cubic",
         ALLOWED: "reno cubic bbr",
         SOMAXCONN: "4096",
+        AFTER_IDLE: "0",
     },
     open_files=1024,
     may_choose_congestion=False,
@@ -53,7 +56,14 @@ MACHINE = Machine(
 
 
 def having(**sysctls: str | None) -> Machine:
-    names = {"wmem": WMEM, "rmem": RMEM, "available": AVAILABLE, "allowed": ALLOWED, "somaxconn": SOMAXCONN}
+    names = {
+        "wmem": WMEM,
+        "rmem": RMEM,
+        "available": AVAILABLE,
+        "allowed": ALLOWED,
+        "somaxconn": SOMAXCONN,
+        "after_idle": AFTER_IDLE,
+    }
     changed = {names[name]: value for name, value in sysctls.items()}
     return replace(MACHINE, sysctls={**MACHINE.sysctls, **changed})
 
@@ -107,6 +117,12 @@ def test_congestion_control() -> None:
     assert check_congestion(replace(allowed, may_choose_congestion=True)).advice == ""
     assert check_congestion(having(available="reno cubic", allowed="reno cubic")).advice == "modprobe tcp_bbr"
     assert check_congestion(having(available=None, allowed=None)).found == "unknown"
+
+
+def test_windows_after_a_pause() -> None:
+    assert check_after_idle(MACHINE).advice == ""
+    assert check_after_idle(having(after_idle="1")).advice == f"sysctl -w {AFTER_IDLE}=0"
+    assert check_after_idle(having(after_idle=None)).found == "unknown"
 
 
 def test_connections_have_room() -> None:

@@ -41,7 +41,7 @@ LADDER = (
     Rung("exact", Codecs(), 0),
     Rung("safe", Codecs(tokens="bf16", weights="delta-2bit", gradients="4bit"), 0),
     Rung("default", Codecs(tokens="int8", weights="delta-1bit:predict=0.5", gradients="1bit:vs=16"), 100),
-    Rung("lean", Codecs(tokens="int8", weights="delta-1bit:t=2:scale=1.3", gradients="1bit:vs=32"), 100),
+    Rung("lean", Codecs(tokens="int8", weights="delta-1bit:t=2:scale=1.3:block=128", gradients="1bit:vs=32"), 100),
     Rung("extreme", Codecs(tokens="int8", weights="delta-1bit:t=4:scale=1.3", gradients="1bit:t=2:vs=32"), 100),
 )
 """From faithful to small."""

@@ -25,10 +25,12 @@ NAMESPACES = Path("/run/netns")
 _READY_S = 20.0
 _COMMAND_S = 20.0
 _ANSWER_S = 5.0
-# Long fat pipes need large windows; and no connection may inherit what an earlier one met on a link since changed.
+# Long fat pipes need large windows, also after a pause; and no connection may inherit what an earlier one met on a link
+# since changed.
 _SYSCTLS = {
     "net/ipv4/tcp_wmem": "4096 65536 67108864",
     "net/ipv4/tcp_rmem": "4096 131072 67108864",
+    "net/ipv4/tcp_slow_start_after_idle": "0",
     "net/ipv4/tcp_no_metrics_save": "1",
     "net/ipv6/conf/all/disable_ipv6": "1",
 }
