@@ -38,6 +38,8 @@ SITES = st.builds(
     SiteFigures,
     figures(1e6, 1e15),
     figures(0.1, 90.0),
+    figures(1e-6, 1.0),
+    figures(1e-6, 1.0),
     figures(1e-9, 1.0),
     figures(1e-7, 10.0),
     figures(1e-11, 1e-3),
@@ -104,7 +106,7 @@ def exactly(value: float) -> Figure:
     return Figure(value, value, value)
 
 
-SITE = SiteFigures(exactly(2e9), exactly(3.0), exactly(1e-6), exactly(0.002), exactly(1e-9), exactly(5e8))
+SITE = SiteFigures(*map(exactly, (2e9, 3.0, 1e-4, 2e-4, 1e-6, 0.002, 1e-9, 5e8)))
 LINK = LinkFigures(exactly(10e6), exactly(0.05))
 FOUND = Calibration("t", "2026-11-29T23:00:00+00:00", "m", {"a": SITE, "b": SITE}, {("a", "b"): LINK})
 
@@ -150,9 +152,10 @@ def test_compute_of_some_dcs_only_is_not_used() -> None:
 
 
 def test_a_dc_is_as_fast_as_its_slowest_worker() -> None:
-    other = SiteFigures(Figure(1e9, 0.5e9, 4e9), exactly(2.0), exactly(2e-6), exactly(0.001), exactly(3e-9))
+    other = SiteFigures(Figure(1e9, 0.5e9, 4e9), *map(exactly, (2.0, 3e-4, 2e-4, 2e-6, 0.001, 3e-9)))
     both = slowest([SITE, other])
     assert both.gemm_flops_per_s == Figure(1e9, 0.5e9, 4e9)
+    assert both.expert_s == Figure(3e-4, 1e-4, 3e-4)
     assert both.pre_expert_s == Figure(2e-6, 1e-6, 2e-6)
     assert both.exchange_s.median == 0.002
     assert both.update_s.median == 3e-9

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 
 import torch
 from torch import nn
@@ -44,12 +45,15 @@ class Load:
 def measure_site(runtime: Runtime, load: Load) -> SiteFigures:
     """At this worker. All workers call it."""
     runtime.barrier()
-    forward_s, backward_s, flops = _experts(runtime, load)
+    few, many = (_experts(runtime, load, few=few) for few in (True, False))
+    forward_s, backward_s = many.without(few)
     pre_s = _pre_expert(runtime, load)
     runtime.barrier()
     return SiteFigures(
-        Figure.of(flops / seconds for seconds in forward_s),
+        Figure.of(many.flops / seconds for seconds in forward_s),
         Figure.of(back_s / seconds for back_s, seconds in zip(backward_s, forward_s, strict=True)),
+        Figure.of(seconds / few.count for seconds in few.forward_s),
+        Figure.of(seconds / few.count for seconds in few.backward_s),
         Figure.of(seconds / load.tokens for seconds in pre_s),
         Figure.of(_timed(partial(_small_exchange, runtime, load.shape))),
         _update(runtime, load.shape),
@@ -63,11 +67,27 @@ def measure_codecs(runtime: Runtime, specs: Iterable[tuple[str, str]], hidden: i
     return {f"{kind}={spec}": _codec(spec, hidden) for kind, spec in specs}
 
 
-def _experts(runtime: Runtime, load: Load) -> tuple[list[float], list[float], float]:
-    """Seconds forward and backward, and FLOPs forward, of what a worker computes for its own DC's tokens."""
-    shape, workers = load.shape, runtime.world_size
-    count = max(1, shape.num_experts // workers)
-    rows = max(1, round(runtime.site_size * load.tokens * shape.top_k / shape.num_experts))
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    """What a worker computes for its own DC's tokens: FLOPs forward, and seconds of each round."""
+
+    count: int
+    flops: float
+    forward_s: list[float]
+    backward_s: list[float]
+
+    def without(self, few: _Experts) -> tuple[list[float], list[float]]:
+        """Seconds forward and backward without what the same experts take for a token each; at least a tenth stays."""
+        ways = (self.forward_s, few.forward_s), (self.backward_s, few.backward_s)
+        forward_s, backward_s = ([max(each - median(fixed), each / 10) for each in whole] for whole, fixed in ways)
+        return forward_s, backward_s
+
+
+def _experts(runtime: Runtime, load: Load, *, few: bool) -> _Experts:
+    """`few`: with one token for each expert, instead of as many as a micro-batch has for them."""
+    shape = load.shape
+    count = max(1, shape.num_experts // runtime.world_size)
+    rows = 1 if few else max(1, round(runtime.site_size * load.tokens * shape.top_k / shape.num_experts))
     pairs = min(_PAIRS_MOST, count * rows)
     kind = expert_kind("swiglu" if load.matrices == 3 else "gelu")
     apply: Apply = kind.apply if runtime.emulated is None else partial(emulated_expert, runtime.emulated)
@@ -86,7 +106,7 @@ def _experts(runtime: Runtime, load: Load) -> tuple[list[float], list[float], fl
         torch.autograd.backward([y], [torch.ones_like(y)])
         forward_s.append(between - started)
         backward_s.append(time.perf_counter() - between)
-    return forward_s[1:], backward_s[1:], 2.0 * pairs * shape.parameters_per_expert
+    return _Experts(count, 2.0 * pairs * shape.parameters_per_expert, forward_s[1:], backward_s[1:])
 
 
 def _pre_expert(runtime: Runtime, load: Load) -> list[float]:

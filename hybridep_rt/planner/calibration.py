@@ -33,6 +33,7 @@ class SiteFigures(NamedTuple):
     """One DC, its slowest worker. All in SI units, forward.
 
     `gemm_flops_per_s`: of experts at the workload's shapes. `backward_factor`: time of their backward against forward.
+    `expert_s`, `expert_backward_s`: of each expert that a batch needs, however few its tokens are, beside those.
     `pre_expert_s`: per token, of a layer in front of its experts. `exchange_s`: fixed cost of a batch that the DC
     computes. `update_s`: per parameter, of an optimizer step and what goes with it. `inside_bytes_per_s`: of a worker
     in an all-to-all inside the DC; None where there is only one.
@@ -40,6 +41,8 @@ class SiteFigures(NamedTuple):
 
     gemm_flops_per_s: Figure
     backward_factor: Figure
+    expert_s: Figure
+    expert_backward_s: Figure
     pre_expert_s: Figure
     exchange_s: Figure
     update_s: Figure
@@ -133,6 +136,8 @@ def measured_compute(
         counts = zip(found, topology.workers_per_dc, strict=True)
         changes["flops_per_s"] = tuple(each.gemm_flops_per_s.median for each, count in counts for _ in range(count))
         changes["backward_factor"] = median(each.backward_factor.median for each in found)
+        changes["expert_s"] = max(each.expert_s.median for each in found)
+        changes["expert_backward_s"] = max(each.expert_backward_s.median for each in found)
         changes["exchange_s"] = max(each.exchange_s.median for each in found)
         changes["update_s_per_parameter"] = max(each.update_s.median for each in found)
         changes["pre_expert_flops_per_token"] = 0.0
@@ -164,6 +169,8 @@ def slowest(found: Sequence[SiteFigures]) -> SiteFigures:
     return SiteFigures(
         worst([each.gemm_flops_per_s for each in found], min),
         worst([each.backward_factor for each in found], max),
+        worst([each.expert_s for each in found], max),
+        worst([each.expert_backward_s for each in found], max),
         worst([each.pre_expert_s for each in found], max),
         worst([each.exchange_s for each in found], max),
         worst([each.update_s for each in found], max),

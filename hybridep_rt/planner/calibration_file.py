@@ -7,6 +7,8 @@
       lyon:
         gemm: {median: 31.2 GFLOP/s, low: 30 GFLOP/s, high: 33.1 GFLOP/s}
         backward_factor: {median: 2.1, low: 2, high: 2.3}
+        expert: {median: 70 us, low: 60 us, high: 90 us}               # of each expert, however few its tokens are
+        expert_backward: {median: 0.3 ms, low: 0.2 ms, high: 0.4 ms}   # likewise
         pre_expert: {median: 3.1 us, low: 3 us, high: 3.3 us}          # per token
         exchange: {median: 0.8 ms, low: 0.7 ms, high: 1.1 ms}          # fixed cost of a batch
         update: {median: 1.2 ns, low: 1.1 ns, high: 1.3 ns}            # of an optimizer step, per parameter
@@ -90,6 +92,8 @@ def _site_text(site: SiteFigures) -> dict[str, Any]:
     return {
         "gemm": _text(site.gemm_flops_per_s, format_flops),
         "backward_factor": {name: float(f"{value:.4g}") for name, value in site.backward_factor._asdict().items()},
+        "expert": _text(site.expert_s, _time),
+        "expert_backward": _text(site.expert_backward_s, _time),
         "pre_expert": _text(site.pre_expert_s, _time),
         "exchange": _text(site.exchange_s, _time),
         "update": _text(site.update_s, _time),
@@ -142,11 +146,13 @@ def _codec_name(key: Item) -> str:
 
 
 def _site(item: Item) -> SiteFigures:
-    needed = ("gemm", "backward_factor", "pre_expert", "exchange", "update")
+    needed = ("gemm", "backward_factor", "expert", "expert_backward", "pre_expert", "exchange", "update")
     fields = item.fields((*needed, "inside"), required=needed)
     return SiteFigures(
         _figure(fields["gemm"], lambda each: each.quantity(FLOPS, 1.0, _MOST_RATE)),
         _figure(fields["backward_factor"], _factor),
+        _figure(fields["expert"], _seconds),
+        _figure(fields["expert_backward"], _seconds),
         _figure(fields["pre_expert"], _seconds),
         _figure(fields["exchange"], _seconds),
         _figure(fields["update"], _seconds),

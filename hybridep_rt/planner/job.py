@@ -25,8 +25,9 @@ class Compute:
     forward, in front of its experts; `pre_expert_s_per_token` likewise, and beside these `Workload.pre_expert_s`.
     `backward_factor`: backward kernels against forward ones. `token_codec_s`, `weight_codec_s`, `gradient_codec_s`: to
     encode, or to decode, one element. `exchange_s`: fixed cost of each batch that a DC computes (its own tokens, or a
-    chunk of another DC's). `inside_bytes_per_s`: of a worker in an exchange inside its DC; infinite: what the topology
-    says. `dense_parameters`: of the whole model, whose gradients are summed over all DCs at `dense_bytes` each.
+    chunk of another DC's); `expert_s`, `expert_backward_s`: and of each expert that the batch needs.
+    `inside_bytes_per_s`: of a worker in an exchange inside its DC; infinite: what the topology says.
+    `dense_parameters`: of the whole model, whose gradients are summed over all DCs at `dense_bytes` each.
     The optimizer takes `optimizer_s`, and `update_s_per_parameter` for each one that a worker has.
     """
 
@@ -38,6 +39,8 @@ class Compute:
     weight_codec_s: float = 0.0
     gradient_codec_s: float = 0.0
     exchange_s: float = 0.0
+    expert_s: float = 0.0
+    expert_backward_s: float = 0.0
     inside_bytes_per_s: float = inf
     dense_parameters: float = 0.0
     dense_bytes: float = 4.0

@@ -77,9 +77,13 @@ def layer_times(job: Job, layer: int, found: Volumes) -> LayerTimes:
         shape.parameters_per_expert * each for each in (compute.weight_codec_s, compute.gradient_codec_s)
     )
     returned = found.copies.sum(-1) / workers
+    # A DC's own tokens are one batch, those of another as many as there are chunks.
+    batches = np.where(np.eye(job.layout.dcs, dtype=bool), 1, job.chunks) * found.visits
+    forward_s = found.compute_s + batches * compute.expert_s
+    backward_s = found.compute_s * compute.backward_factor + batches * compute.expert_backward_s
     return LayerTimes(
-        _way(job, found.compute_s, out, back, coded),
-        _way(job, found.compute_s * compute.backward_factor, back, answer, coded),
+        _way(job, forward_s, out, back, coded),
+        _way(job, backward_s, back, answer, coded),
         weights_bytes=weights,
         weights_s=job.network.wire_s(weights),
         weights_encode_s=found.published / workers * weight_s,

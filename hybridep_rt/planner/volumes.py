@@ -4,6 +4,7 @@ A token crosses to a DC once, whatever it needs there. All per micro-batch, [sou
     rows     tokens of d that need an expert which r serves for it
     choices  their (token, expert) pairs there
     compute  seconds of r's busiest worker with them, forward
+    visits   experts that the worker with most of them computes for them
 Shapes: D datacenters, T sampled tokens, K choices, E experts, W workers per DC, M rows of a routing table.
 """
 
@@ -34,6 +35,7 @@ class Volumes:
     rows: Array
     choices: Array
     compute_s: Array
+    visits: Array
     copies: Array
     published: Array
     held: Array
@@ -49,15 +51,15 @@ class Counter:
         self._routing = job.routing_of(layer)
         self._spread = spread
         self._flops = 2.0 * self._shape.parameters_per_expert
-        self._known: dict[tuple[int, bytes], tuple[Array, Array, Array]] = {}
+        self._known: dict[tuple[int, bytes], tuple[Array, Array, Array, Array]] = {}
 
     def volumes(self, job: Job, plans: Sequence[SitePlan]) -> Volumes:
         """Of all `plans`, with them as leading axis. `job` may differ from the first in tokens and links."""
         routes = np.stack([plan.route for plan in plans])
         keys = [[(self._source(dc), row.tobytes()) for dc, row in enumerate(route)] for route in routes]
         self._count_new(keys, routes)
-        rows, choices, load = (
-            np.array([[self._known[key][part] for key in each] for each in keys]) for part in range(3)
+        rows, choices, load, visits = (
+            np.array([[self._known[key][part] for key in each] for each in keys]) for part in range(4)
         )
         tokens = job.tokens[:, None]
         rows, choices = rows * tokens, choices * tokens
@@ -66,6 +68,7 @@ class Counter:
             rows,
             choices,
             compute_s,
+            visits,
             copies=np.stack([_copies(plan) for plan in plans]),
             published=np.stack([_published(plan) for plan in plans]),
             held=np.stack([plan.copies.max(1) for plan in plans]),
@@ -86,22 +89,25 @@ class Counter:
             counted = self._count(self._routing.of(source), np.stack(list(rows.values())))
             self._known |= dict(zip(rows, zip(*counted, strict=True), strict=True))
 
-    def _count(self, chosen: Ints, rows: Ints) -> tuple[Array, Array, Array]:
-        """Per token and table row, [M,D]: crossings, choices, and pairs/rate of the busiest worker."""
+    def _count(self, chosen: Ints, rows: Ints) -> tuple[Array, Array, Array, Array]:
+        """[M,D] per table row: crossings, choices, and pairs/rate of the busiest worker, all per token; visits."""
         batch = max(1, _AT_ONCE // chosen.size)
         parts = [_distinct(rows[i : i + batch], chosen, self._job.layout.dcs) for i in range(0, len(rows), batch)]
         crossings, choices = (np.concatenate(part) for part in zip(*parts, strict=True))
         loads = [self._load(chosen, rows[i : i + batch]) for i in range(0, len(rows), batch)]
-        return crossings, choices, np.concatenate(loads)
+        busiest, visits = (np.concatenate(part) for part in zip(*loads, strict=True))
+        return crossings, choices, busiest, visits
 
-    def _load(self, chosen: Ints, rows: Ints) -> Array:
+    def _load(self, chosen: Ints, rows: Ints) -> tuple[Array, Array]:
         dcs, experts, width = self._spread.share.shape
         pairs = np.bincount(chosen.ravel(), minlength=experts) / len(chosen)
         weights = self._spread.share[rows, np.arange(experts)] * pairs[:, None]
         bins = ((np.arange(len(rows))[:, None] * dcs + rows) * width)[:, :, None] + np.arange(width)
-        load = np.bincount(bins.ravel(), weights.ravel(), minlength=len(rows) * dcs * width)
-        busiest: Array = (load.reshape(len(rows), dcs, width) / self._job.rates).max(-1)
-        return busiest
+        load, visits = (
+            np.bincount(bins.ravel(), each.ravel(), minlength=len(rows) * dcs * width).reshape(len(rows), dcs, width)
+            for each in (weights, weights > 0)
+        )
+        return (load / self._job.rates).max(-1), visits.max(-1)
 
     def _inside_s(self, job: Job, rows: Array, choices: Array) -> Array:
         """Seconds in which rows go to the workers that hold their experts, and return, inside the DC they are at."""
