@@ -160,6 +160,16 @@ def test_the_oracle_holds_across_changes():
     compare(case, both, run_fleet(both, work), tolerance=1e-4)
 
 
+@pytest.mark.parametrize("maker", [plain_ep, replicate_all, lambda layout, e: domains(layout, e, (2,))])
+def test_the_oracle_holds_where_all_is_packed_without_loss(maker):
+    layout = Layout((2, 1))
+    case = Case(num_experts=4, top_k=2, layers=2, micro_tokens=((5, 2), (3, 0), (4, 6)), steps=3)
+    packed = Plan(0, layout, (maker(layout, 4),) * 2, "test")
+    kinds = ("tokens", "token_gradients", "weights", "gradients", "dense")
+    rung = parse_rung(",".join(f"{kind}=exact:zstd=1" for kind in kinds))
+    compare(case, packed, run_fleet(packed, lambda runtime: train_distributed(case, runtime), rung=rung))
+
+
 def test_a_change_before_the_last_weights_were_used():
     """What was published in the old codec is decoded by it, though another is in use already."""
 

@@ -72,7 +72,7 @@ class _Entry:
 def _exact(chosen: dict[str, float], width: int) -> Codec:
     from hybridep_rt.codecs.dense import Exact
 
-    return Exact()
+    return _packed(Exact(), chosen)
 
 
 def _cast(name: str, dtype: str) -> Callable[[dict[str, float], int], Codec]:
@@ -81,9 +81,17 @@ def _cast(name: str, dtype: str) -> Callable[[dict[str, float], int], Codec]:
 
         from hybridep_rt.codecs.dense import Cast
 
-        return Cast(name, getattr(torch, dtype))
+        return _packed(Cast(name, getattr(torch, dtype)), chosen)
 
     return make
+
+
+def _packed(codec: Codec, chosen: dict[str, float]) -> Codec:
+    if not chosen["zstd"]:
+        return codec
+    from hybridep_rt.codecs.packed import Packed
+
+    return Packed(codec, int(chosen["zstd"]))
 
 
 def _levels(bits: int) -> Callable[[dict[str, float], int], Codec]:
@@ -139,6 +147,7 @@ def _scaled(name: str) -> Callable[[dict[str, float], int], Codec]:
     return make
 
 
+_ZSTD = {"zstd": Option(0, 0, 19)}
 _BLOCK = Option(64, min(BLOCKS), max(BLOCKS))
 _PERIOD = Option(1, 1, 255)
 _KEEP = {"keep": Option(0.01, 1e-6, 0.5, whole=False)}
@@ -152,9 +161,9 @@ _DELTA = {
 _COARSE = {"t": _PERIOD, "block": _BLOCK, "vs": Option(0, 0, 255), "beta": Option(0.95, 0.0, 0.9999, whole=False)}
 
 _CODECS: dict[str, _Entry] = {
-    "exact": _Entry(_exact, _ANY, {}),
-    "fp32": _Entry(_cast("fp32", "float32"), _ANY, {}),
-    "bf16": _Entry(_cast("bf16", "bfloat16"), _ANY, {}),
+    "exact": _Entry(_exact, _ANY, _ZSTD),
+    "fp32": _Entry(_cast("fp32", "float32"), _ANY, _ZSTD),
+    "bf16": _Entry(_cast("bf16", "bfloat16"), _ANY, _ZSTD),
     "int8": _Entry(_scaled("int8"), _ANY, {}),
     "fp8": _Entry(_scaled("fp8"), (TOKENS, TOKEN_GRADIENTS), {}),
     "delta-2bit": _Entry(_levels(2), (WEIGHTS,), _DELTA),
@@ -195,10 +204,12 @@ def names_for(kind: str) -> tuple[str, ...]:
 def bytes_per_element(spec: str, dtype: torch.dtype, *, width: int = BLOCK) -> float:
     """Bytes on the wire per value of a large tensor, between key frames: what the planner counts.
 
-    Exact, but for codecs that choose entries: theirs is what many payloads take on average.
+    Exact, but for codecs that choose entries, where it is what many payloads take on average, and for those packed by
+    zstd, where what it saves depends on the values and isn't counted.
     """
     elements = 2**20
     entry, chosen = _parse(spec)
+    chosen |= dict.fromkeys(chosen.keys() & _ZSTD.keys(), 0.0)
     if "keep" in chosen:
         from hybridep_rt.codecs.coders import SparseCoder
 

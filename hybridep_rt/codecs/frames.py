@@ -26,6 +26,7 @@ class Kind(IntEnum):
     LEVELS = 2
     SPARSE = 3
     SCALED = 4
+    PACKED = 5
 
 
 class Header(NamedTuple):

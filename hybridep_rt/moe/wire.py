@@ -36,7 +36,7 @@ def unpack_batch(message: Message, codec: Codec, like: torch.Tensor, num_experts
         raise CodecError(f"a batch of tokens needs two counts, not {message.counts}")
     rows, pairs = message.counts
     sizes = [
-        codec.wire_bytes(rows * like.shape[1], like.dtype),
+        codec.frame_bytes(message.payload, rows * like.shape[1], like.dtype),
         pairs * _ROW.itemsize,
         pairs * _EXPERT.itemsize,
         pairs * like.dtype.itemsize,
@@ -73,7 +73,7 @@ def unpack_rows_and_pairs(
     """Gradients of [rows,H] values and of [pairs] gate weights."""
     if message.counts != (rows, pairs):
         raise CodecError(f"{message.counts} rows and pairs where {(rows, pairs)} were expected")
-    sizes = [codec.wire_bytes(rows * like.shape[1], like.dtype), pairs * like.dtype.itemsize]
+    sizes = [codec.frame_bytes(message.payload, rows * like.shape[1], like.dtype), pairs * like.dtype.itemsize]
     parts = _cut(message, sizes)
     values = like.new_empty((rows, like.shape[1]))
     codec.decode(parts[0], values)
