@@ -2,10 +2,10 @@
 
     python -m benchmarks.overlap --json benchmarks/results/overlap.json [--quick]
 
-Two datacenters of one worker, whose coordinators emulate the link and whose compute is emulated; every expert has a
-copy in the other one, so that no token crosses. Steps that decode experts as they arrive and steps that decode them on
-demand take turns in one job; a second job lets copies be one step behind. What counts is the time that the training
-thread spends on experts from elsewhere (waiting, decoding), as a share of the step. Aim: under 5 %.
+Two datacenters of one worker on the testbed, whose compute is emulated; every expert has a copy in the other one, so
+that no token crosses. Steps that decode experts as they arrive and steps that decode them on demand take turns in one
+job; a second job lets copies be one step behind. What counts is the time that the training thread spends on experts
+from elsewhere (waiting, decoding), as a share of the step. Aim: under 5 %. Needs what `hybridep testbed` needs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ JOB_TIMEOUT_S = 600.0
 AIM = 0.05
 _TOPOLOGY = """cluster: {name}
 emulate: true
-insecure: true
 levels:
   - {{name: dc, count: 2, bandwidth: {mbit_per_s:g} Mbit/s, latency: {rtt_ms:g} ms}}
   - {{name: worker, count: 1, bandwidth: 2 GB/s}}
@@ -79,7 +78,7 @@ def run_job(case: Case, staleness: int, rounds: int) -> dict[str, Any]:
         sizes = ("layers", "hidden", "ffn", "experts", "tokens", "pre_s")
         options = [w for name in sizes for w in (f"--{name.replace('_', '-')}", str(getattr(case, name)))]
         words = [
-            *(sys.executable, "-m", "launcher.cli", "run", str(topology), "--plan", "replicate"),
+            *(sys.executable, "-m", "launcher.cli", "testbed", "run", str(topology), "--plan", "replicate"),
             *("--codec", f"weights={case.weights}", "--codec", f"gradients={case.gradients}"),
             *("--staleness", str(staleness), "--emulate-compute", "1 TFLOP/s"),
             *("--", "-m", "benchmarks.overlap_worker", *options, "--rounds", str(rounds), "--out", str(out)),
