@@ -18,7 +18,7 @@ from topology.model import Topology
 from topology.units import format_size, format_time
 
 MOST_TOKENS = 1 << 50
-SAME = 0.01
+SAME = 0.03
 """Times closer than this share count as equal, as the model is no finer; then the plan with fewer copies is better."""
 
 
