@@ -27,6 +27,7 @@ from hybridep_rt.runtime.session import Runtime
 
 ROUNDS = 3
 _PAIRS_MOST = 8192
+_ROWS_LEAST = 256
 _CODED = 1 << 18
 """Elements that codecs are timed with."""
 _AT = Position(0, 0, -1, Phase.DISPATCH, training=False)
@@ -77,17 +78,18 @@ class _Experts:
     backward_s: list[float]
 
     def without(self, few: _Experts) -> tuple[list[float], list[float]]:
-        """Seconds forward and backward without what the same experts take for a token each; at least a tenth stays."""
+        """Seconds forward and backward without what the same experts take for a token each; at least half stays."""
         ways = (self.forward_s, few.forward_s), (self.backward_s, few.backward_s)
-        forward_s, backward_s = ([max(each - median(fixed), each / 10) for each in whole] for whole, fixed in ways)
+        forward_s, backward_s = ([max(each - median(fixed), each / 2) for each in whole] for whole, fixed in ways)
         return forward_s, backward_s
 
 
 def _experts(runtime: Runtime, load: Load, *, few: bool) -> _Experts:
-    """`few`: with one token for each expert, instead of as many as a micro-batch has for them."""
+    """`few`: with one token for each expert, instead of as many as a micro-batch has, at least `_ROWS_LEAST`."""
     shape = load.shape
     count = max(1, shape.num_experts // runtime.world_size)
-    rows = 1 if few else max(1, round(runtime.site_size * load.tokens * shape.top_k / shape.num_experts))
+    here = round(runtime.site_size * load.tokens * shape.top_k / shape.num_experts)
+    rows = 1 if few else max(_ROWS_LEAST, here)
     pairs = min(_PAIRS_MOST, count * rows)
     kind = expert_kind("swiglu" if load.matrices == 3 else "gelu")
     apply: Apply = kind.apply if runtime.emulated is None else partial(emulated_expert, runtime.emulated)
