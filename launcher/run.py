@@ -20,6 +20,7 @@ from hybridep_rt.planner.plan_spec import Maker, parse_plan_spec
 from hybridep_rt.runtime.environment import TOKEN_VARIABLE, Settings, parse_flops, parse_timeouts, parse_token
 from launcher.command import Machine, UserCommand, mpirun_command, parse_user_command, ranks, started_dcs
 from launcher.lock import job_lock
+from launcher.plan_view import AMOUNT
 from launcher.processes import JOB_VARIABLE, clear_away, job_directory
 from launcher.supervise import Job, supervise
 from topology import Topology, load
@@ -40,6 +41,7 @@ _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "HYBRI
 @click.option("--chunks", type=click.IntRange(min=1), help="Chunks that remote tokens are cut into.")
 @click.option("--staleness", type=click.IntRange(0, 1), help="1: copies of experts are one step behind; default 0.")
 @click.option("--replan", type=click.IntRange(0), metavar="N", help="Look for a better plan every N steps; 0: never.")
+@click.option("--memory-gb", type=AMOUNT, help="For the copies of one worker, in searched plans; default: no limit.")
 @click.option("--trace", metavar="FILE", help="Write what each worker did when, for chrome://tracing or Perfetto.")
 @click.option("--emulate-compute", metavar="RATE", help="Such as '50 TFLOP/s': kernels are replaced by waits.")
 @click.option("--calibration", metavar="FILE", help="What hybridep calibrate measured, for --plan auto.")
@@ -57,6 +59,7 @@ def run(
     chunks: int | None,
     staleness: int | None,
     replan: int | None,
+    memory_gb: float | None,
     trace: str | None,
     emulate_compute: str | None,
     calibration: str | None,
@@ -81,6 +84,7 @@ def run(
         chunks=chunks,
         staleness=staleness,
         replan=replan,
+        memory_gb=memory_gb,
         trace="" if trace is None else _writable(trace),
         emulate_compute_flops_per_s=None
         if emulate_compute is None

@@ -47,6 +47,19 @@ def test_many_tokens_make_auto_replicate_and_few_make_it_plain_ep() -> None:
     assert source().plan([SHAPE] * 2, Load(100_000)) == many
 
 
+def test_auto_keeps_to_the_memory_of_a_worker() -> None:
+    work, copy_bytes = Load(100_000), SHAPE.parameters_per_expert * 8
+    budget = source(memory_budget_bytes=2 * copy_bytes).plan([SHAPE] * 2, work)
+    none = source(memory_budget_bytes=0.0).plan([SHAPE] * 2, work)
+    for plan, most in ((budget, 2), (none, 0)):
+        copies = [
+            sum(worker in holders and worker != home for home, holders in zip(layer.home, layer.holders, strict=True))
+            for layer in plan.layers
+            for worker in range(plan.layout.workers)
+        ]
+        assert sum(copies) <= most * plan.layout.workers
+
+
 def test_auto_is_as_fast_as_the_search_says() -> None:
     job, _ = source().job([SHAPE] * 2, Load(20_000))
     found = search(Predictor(job))

@@ -15,6 +15,7 @@
 | HYBRIDEP_TLS_FOLDER  | folder with DC.pem, DC.key and ca.pem for links between DCs; default: as the topology says |
 | HYBRIDEP_CONGESTION  | TCP congestion control between DCs, such as cubic; default: as the topology says, else bbr |
 | HYBRIDEP_REPLAN      | look for a better plan every so many optimizer steps; default: the topology's, else never |
+| HYBRIDEP_MEMORY_GB   | for the copies of one worker, in plans that are searched for, such as 12.5; default: no limit |
 | HYBRIDEP_EPOCH       | number of the job's incarnation, 0 or more; default 0 |
 | HYBRIDEP_DC          | this process's DC (set by the per-rank entry) |
 | HYBRIDEP_WORKER      | local index of this worker (set by the per-rank entry) |
@@ -35,6 +36,7 @@ from topology.units import FLOPS
 TOKEN_VARIABLE = "HYBRIDEP_RUN_TOKEN"
 TOKEN_MIN_BYTES = 16
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|)")
+_AMOUNT = re.compile(r"\d{1,12}(\.\d{1,12})?")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -49,6 +51,7 @@ class Settings:
     chunks: int | None = None
     staleness: int | None = None
     replan: int | None = None
+    memory_gb: float | None = None
     trace: str = ""
     emulate_compute_flops_per_s: float | None = None
     calibration: str = ""
@@ -72,6 +75,7 @@ class Settings:
             "HYBRIDEP_CHUNKS": "" if self.chunks is None else str(self.chunks),
             "HYBRIDEP_STALENESS": "" if self.staleness is None else str(self.staleness),
             "HYBRIDEP_REPLAN": "" if self.replan is None else str(self.replan),
+            "HYBRIDEP_MEMORY_GB": "" if self.memory_gb is None else f"{self.memory_gb:f}",
             "HYBRIDEP_TRACE": self.trace,
             "HYBRIDEP_EMULATE_COMPUTE": _flops(self.emulate_compute_flops_per_s),
             "HYBRIDEP_CALIBRATION": self.calibration,
@@ -168,6 +172,7 @@ def _job_wide(variables: Mapping[str, str]) -> dict[str, Any]:
     chunks = variables.get("HYBRIDEP_CHUNKS", "")
     staleness = variables.get("HYBRIDEP_STALENESS", "")
     replan = variables.get("HYBRIDEP_REPLAN", "")
+    memory = variables.get("HYBRIDEP_MEMORY_GB", "")
     emulated = variables.get("HYBRIDEP_EMULATE_COMPUTE", "")
     timeouts = [item for item in variables.get("HYBRIDEP_TIMEOUTS", "").split(",") if item]
     return {
@@ -178,6 +183,7 @@ def _job_wide(variables: Mapping[str, str]) -> dict[str, Any]:
         "chunks": _whole_number("HYBRIDEP_CHUNKS", chunks, 1) if chunks else None,
         "staleness": _whole_number("HYBRIDEP_STALENESS", staleness, 0) if staleness else None,
         "replan": _whole_number("HYBRIDEP_REPLAN", replan, 0) if replan else None,
+        "memory_gb": _amount("HYBRIDEP_MEMORY_GB", memory) if memory else None,
         "trace": variables.get("HYBRIDEP_TRACE", ""),
         "emulate_compute_flops_per_s": parse_flops(emulated, "HYBRIDEP_EMULATE_COMPUTE") if emulated else None,
         "calibration": variables.get("HYBRIDEP_CALIBRATION", ""),
@@ -199,6 +205,12 @@ def _whole_number(name: str, text: str, least: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
         raise ConfigError(f"{name} must be a whole number, at least {least}, not {text[:40]!r}")
     return int(text)
+
+
+def _amount(name: str, text: str) -> float:
+    if not (_AMOUNT.fullmatch(text) and text.isascii()):
+        raise ConfigError(f"{name} must be a number from 0, such as 12.5, not {text[:40]!r}")
+    return float(text)
 
 
 def _endpoint(text: str) -> str:

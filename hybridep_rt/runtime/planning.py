@@ -101,6 +101,7 @@ class TopologyPlan:
     """The plan that a spec makes for a topology: from a file, by a named maker, or by the planner's search.
 
     `emulated_flops_per_s`: of workers whose compute is emulated. `calibration`: what was measured at the sites.
+    `memory_budget_bytes`: for the copies of one worker, where the plan is searched for; None: no limit.
     """
 
     spec: PlanSpec
@@ -109,6 +110,7 @@ class TopologyPlan:
     epoch: int
     emulated_flops_per_s: float | None = None
     calibration: Calibration | None = None
+    memory_budget_bytes: float | None = None
 
     def is_led(self, load: Load) -> bool:
         """A search takes seconds, and what it starts from is measured."""
@@ -133,7 +135,7 @@ class TopologyPlan:
             return self._file.plan(shapes, load)
         if self.is_led(load):
             job, known = self.job(shapes, load)
-            plan = automatic(job, epoch=self.epoch)
+            plan = automatic(job, epoch=self.epoch, memory_budget_bytes=self.memory_budget_bytes)
             return replace(plan, reason=f"{plan.reason} {known}")
         return make_plan(self.spec, self.topology, self.workload(shapes, load), epoch=self.epoch)
 

@@ -66,7 +66,8 @@ class Replanner:
         assert runtime.plan is not None
         job, _ = replace(self._plans, calibration=calibration).job(runtime.shapes, runtime.load)
         job = replace(job, routing=routing or job.routing)
-        proposal = propose(job, runtime.plan.layers, self._every)
+        budget_bytes = self._plans.memory_budget_bytes
+        proposal = propose(job, runtime.plan.layers, self._every, memory_budget_bytes=budget_bytes)
         changes, why = self._judge.judge(proposal)
         _LOG.info("step %d: %s", runtime.clock.step, why)
         return Plan(runtime.plan.epoch + 1, runtime.layout, proposal.layers, why) if changes else None

@@ -84,6 +84,7 @@ def _join(environment: Environment, codec: str, staleness: int, replan: int) -> 
         settings.epoch,
         None if emulated is None else emulated.flops_per_s,
         load_calibration(settings.calibration) if settings.calibration else None,
+        None if settings.memory_gb is None else settings.memory_gb * 1e9,
     )
     link = WorkerLink.connect(
         environment.endpoint, address, job, topology.dc_names, settings.timeouts, Limits(), metrics
