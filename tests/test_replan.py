@@ -33,6 +33,7 @@ PLANS = TopologyPlan(
     1,
     0,
     emulated_flops_per_s=1e12,
+    memory_budget_bytes=7e9,
 )
 
 
@@ -41,7 +42,8 @@ def test_a_run_goes_over_to_a_better_plan_and_equals_one_process(monkeypatch):
     jobs: list[Job] = []
     better = plain_ep(LAYOUT, 4, homes=(2, 1, 0, 0))
 
-    def propose(job: Job, current: Layers, steps: int) -> Proposal:
+    def propose(job: Job, current: Layers, steps: int, *, memory_budget_bytes: float | None) -> Proposal:
+        assert memory_budget_bytes == 7e9
         jobs.append(job)
         step_s = 1.0 if current == (better,) else 0.5
         return Proposal((better,), "it", 1.0, step_s, 0.0)
