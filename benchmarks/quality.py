@@ -22,8 +22,9 @@ from benchmarks.report import report, write_report
 
 ORDER = (
     *("exact", "default", "lean", "longer"),
-    *("sr-1", "extreme", "sr-1-alone", "safe"),
-    *("null", "sr-2", "default-128", "default-cold"),
+    *("null", "default-2bit", "sr-1", "sr-1-alone"),
+    *("extreme", "safe", "default-light", "sr-2"),
+    *("default-128", "default-cold"),
 )
 AT_ONCE = 4
 

@@ -55,6 +55,10 @@ ROWS = {
     "sr-1": _residual("SR 1 %, shared", 0.01, 16),
     "sr-2": _residual("SR 2 %, shared", 0.02, 16),
     "sr-1-alone": _residual("SR 1 %, nothing shared", 0.01, 0),
+    "default-2bit": Row(
+        "weights of lean, gradients in 2 bits",
+        Rung("default", Codecs("int8", "delta-1bit:t=2:scale=1.3:block=128", "2bit:block=128"), 100),
+    ),
     "default-128": Row(
         "default, blocks of 128",
         Rung("default", Codecs("int8", "delta-1bit:predict=0.5:block=128", "1bit:vs=32:block=128"), 100),
