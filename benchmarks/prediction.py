@@ -121,6 +121,7 @@ def draw(results: list[Json], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     figure, axes = pyplot.subplots(figsize=(6, 6))
     for result in results:
@@ -133,6 +134,10 @@ def draw(results: list[Json], path: Path) -> None:
     for off in (0.9, 1.1):
         axes.plot(line, [end * off for end in line], color="grey", linewidth=0.5, linestyle="--")
     axes.set(xscale="log", yscale="log", xlabel="measured step, s", ylabel="predicted step, s")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
     axes.legend(fontsize=5)
     figure.savefig(path, dpi=150, bbox_inches="tight")
 

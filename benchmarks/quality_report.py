@@ -83,6 +83,7 @@ def plot(found: Sequence[Found], file: Path) -> None:
 
     mpl.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     figure, (over_steps, over_bytes) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
     for number, row in enumerate(found):
@@ -94,7 +95,9 @@ def plot(found: Sequence[Found], file: Path) -> None:
             total, low, high = row.weight_bytes + row.gradient_bytes, row.gap.low, row.gap.high
             error = [[row.gap.value - low], [high - row.gap.value]]
             over_bytes.errorbar(total, row.gap.value, error, color=color, fmt="o", capsize=3)
-            over_bytes.annotate(title, (total, row.gap.value), (5, 4), textcoords="offset points", fontsize=8)
+            side, shift = ("right", -6) if total > 1 else ("left", 6)
+            place = (shift, 4 if number % 2 else -9)
+            over_bytes.annotate(title, (total, row.gap.value), place, textcoords="offset points", fontsize=8, ha=side)
     for axes in (over_steps, over_bytes):
         axes.axhspan(-0.003, 0.003, color="0.9", zorder=0)
         axes.set_yscale("symlog", linthresh=0.01)
@@ -103,6 +106,9 @@ def plot(found: Sequence[Found], file: Path) -> None:
     over_steps.set_xlabel("optimizer steps")
     over_steps.legend(fontsize=8)
     over_bytes.set_xscale("log")
+    over_bytes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    over_bytes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    over_bytes.xaxis.set_minor_formatter(NullFormatter())
     over_bytes.set_xlabel("bytes per parameter and step, both ways (exact: 8)")
     over_bytes.margins(x=0.25)
     figure.savefig(file, dpi=130)
