@@ -87,7 +87,7 @@ def read_job(content: dict[str, Any]) -> Job:
 def measure(plan: str, rounds: int, steps: int, compute: tuple[str, ...]) -> dict[str, list[Job]]:
     """All arms in turns."""
     return interleave(
-        {name: lambda arm=arm: run_job(*arm, plan, steps, compute) for name, arm in ARMS.items()},  # type: ignore[misc]
+        {name: lambda arm=arm: run_job(*arm, plan, steps, compute) for name, arm in ARMS.items()},
         rounds,
     )
 

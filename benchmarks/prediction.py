@@ -28,7 +28,7 @@ from rich.table import Table
 
 from benchmarks.intervals import Interval, median_interval, ratio_interval
 from benchmarks.prediction_cases import CASES, Case
-from benchmarks.report import report, write_report
+from benchmarks.report import report, tick_in_decades, write_report
 
 AIM_TIME, AIM_BYTES, AIM_BEHIND = 0.10, 0.02, 0.05
 JOB_TIMEOUT_S = 600.0
@@ -121,7 +121,6 @@ def draw(results: list[Json], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     figure, axes = pyplot.subplots(figsize=(6, 6))
     for result in results:
@@ -135,9 +134,7 @@ def draw(results: list[Json], path: Path) -> None:
         axes.plot(line, [end * off for end in line], color="grey", linewidth=0.5, linestyle="--")
     axes.set(xscale="log", yscale="log", xlabel="measured step, s", ylabel="predicted step, s")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.set_minor_formatter(NullFormatter())
+        tick_in_decades(axis)
     axes.legend(fontsize=5)
     figure.savefig(path, dpi=150, bbox_inches="tight")
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from benchmarks.intervals import Interval, median_interval
 from benchmarks.quality_runs import LONGER, ROWS
+from benchmarks.report import tick_in_decades
 
 Runs = Mapping[tuple[str, int], Mapping[str, Any]]
 """(row, seed) -> what `quality_runs.run` returned."""
@@ -83,7 +84,6 @@ def plot(found: Sequence[Found], file: Path) -> None:
 
     mpl.use("Agg")
     from matplotlib import pyplot
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     figure, (over_steps, over_bytes) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
     for number, row in enumerate(found):
@@ -106,9 +106,7 @@ def plot(found: Sequence[Found], file: Path) -> None:
     over_steps.set_xlabel("optimizer steps")
     over_steps.legend(fontsize=8)
     over_bytes.set_xscale("log")
-    over_bytes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    over_bytes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    over_bytes.xaxis.set_minor_formatter(NullFormatter())
+    tick_in_decades(over_bytes.xaxis)
     over_bytes.set_xlabel("bytes per parameter and step, both ways (exact: 8)")
     over_bytes.margins(x=0.25)
     figure.savefig(file, dpi=130)

@@ -74,6 +74,15 @@ def comparison_json(comparison: Comparison, floor: Floor) -> dict[str, Any]:
     return asdict(comparison) | {"floor": floor.ratio, "verdict": verdict(comparison.ratio, floor)}
 
 
+def tick_in_decades(axis: Any) -> None:
+    """Label a plot's logarithmic axis at 1, 2 and 5 of each decade, as plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def comparison_table(title: str, rows: Sequence[tuple[str, Comparison, Floor]]) -> Table:
     """One line per case: both medians, the paired ratio with its interval, the floor and the verdict."""
     table = Table(title=title, caption=f"median [95 % interval]; {_pairs(rows)} pairs a case")

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -332,16 +333,26 @@ def serve_until_killed(job: JobUnderTest, tell: Connection) -> None:
     run_coordinator(CoordinatorConfig(job.topology, 0, TOKEN, 0, job.timeouts, job.limits), job.listeners[0], {})
 
 
-def test_a_coordinator_that_dies_is_named_to_its_workers_and_to_the_other_dc(tmp_path: Path) -> None:
-    this, spawn = JobUnderTest(make_topology((1, 1)), tmp_path), get_context("spawn")
+@contextmanager
+def other_coordinator(this: JobUnderTest) -> Iterator[tuple[SpawnProcess, dict[Address, WorkerLink]]]:
+    """Coordinator 0 as a process that may be killed or stopped, coordinator 1 in a thread, and a worker of each."""
+    spawn = get_context("spawn")
     hear, tell = spawn.Pipe(duplex=False)
     process = spawn.Process(target=serve_until_killed, args=(this, tell))
     process.start()
-    this.listeners = [open_listeners(f"{tmp_path}/1", ("127.0.0.1", 0), None)] * 2
+    this.listeners = [open_listeners(f"{this.folder}/1", ("127.0.0.1", 0), None)] * 2
     try:
         assert hear.poll(20)
         this.start(1, peers={0: hear.recv()})
-        links = this.connect_all()
+        yield process, this.connect_all()
+    finally:
+        process.kill()
+        process.join(5)
+
+
+def test_a_coordinator_that_dies_is_named_to_its_workers_and_to_the_other_dc(tmp_path: Path) -> None:
+    this = JobUnderTest(make_topology((1, 1)), tmp_path)
+    with other_coordinator(this) as (process, links):
         process.kill()
         with pytest.raises(PeerLost, match=r'coordinator of DC "a": its connection ended without goodbye'):
             links[Address(0, 0)].receive(Address(1, 0), "x", AT)
@@ -350,23 +361,13 @@ def test_a_coordinator_that_dies_is_named_to_its_workers_and_to_the_other_dc(tmp
         for link in links.values():
             link.close()
         assert isinstance(this.join()[1], PeerLost)
-    finally:
-        process.kill()
-        process.join(5)
 
 
 def test_a_coordinator_that_stops_before_its_own_goodbye_is_named(tmp_path: Path) -> None:
     """All workers have left in good order: without this the job would end well here, and hang there."""
     timeouts = replace(TIMEOUTS, heartbeat_s=0.2, silence_s=1, resume_s=1.5, goodbye_s=0.5)
-    this, spawn = JobUnderTest(make_topology((1, 1)), tmp_path, timeouts), get_context("spawn")
-    hear, tell = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=serve_until_killed, args=(this, tell))
-    process.start()
-    this.listeners = [open_listeners(f"{tmp_path}/1", ("127.0.0.1", 0), None)] * 2
-    try:
-        assert hear.poll(20)
-        this.start(1, peers={0: hear.recv()})
-        links = this.connect_all()
+    this = JobUnderTest(make_topology((1, 1)), tmp_path, timeouts)
+    with other_coordinator(this) as (process, links):
         links[Address(0, 0)].close()
         assert process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)
@@ -374,9 +375,6 @@ def test_a_coordinator_that_stops_before_its_own_goodbye_is_named(tmp_path: Path
         error = this.join()[1]
         assert isinstance(error, PeerLost)
         assert str(error).startswith('coordinator of DC "a": silent for 1 s, and it was not back within 1.5 s')
-    finally:
-        process.kill()
-        process.join(5)
 
 
 def test_a_worker_far_ahead_of_the_wan_is_held_back_and_loses_nothing(job: Callable[..., JobUnderTest]) -> None:

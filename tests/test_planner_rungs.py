@@ -72,16 +72,8 @@ def test_plan_with_a_calibration_and_rungs(tmp_path: Path) -> None:
 
     (tmp_path / "t.yaml").write_text(TEXT)
     (tmp_path / "m.yaml").write_text("{hidden: 128, ffn: 128, experts: 8, top_k: 2, layers: 2, tokens: 4096}\n")
-    site = SiteFigures(
-        exactly(1e9),
-        exactly(2.0),
-        exactly(1e-4),
-        exactly(2e-4),
-        exactly(1e-6),
-        exactly(1e-3),
-        exactly(1e-9),
-        exactly(1e9),
-    )
+    figures = (1e9, 2.0, 1e-4, 2e-4, 1e-6, 1e-3, 1e-9, 1e9)
+    site = SiteFigures(*map(exactly, figures))
     links = {pair: LinkFigures(exactly(1e5), exactly(0.1)) for pair in (("a", "b"), ("b", "a"))}
     found = Calibration("t", "2026-11-29T00:00:00", "", {"a": site, "b": site}, links)
     (tmp_path / "c.yaml").write_text(dump_calibration(found))

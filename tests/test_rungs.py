@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from hybridep_rt.codecs import ladder
 from hybridep_rt.codecs.codec import Codecs
 from hybridep_rt.codecs.ladder import LADDER, Rung, parse_rung
 from hybridep_rt.errors import ConfigError
@@ -57,6 +59,15 @@ def train(runtime, model, optimizer, step=0):
 )
 def test_a_rung_and_what_differs_from_it(text, expected):
     assert parse_rung(text) == expected
+
+
+def test_what_differs_leaves_the_codecs_of_the_warm_up(monkeypatch):
+    light = replace(LADDER[2], warm_up=Codecs(weights="int8", gradients="4bit"))
+    monkeypatch.setattr(ladder, "LADDER", (light,))
+    changed = parse_rung("default,gradients=2bit,warm_up=7")
+    first, later = changed.codecs_at(6), changed.codecs_at(7)
+    assert (first.weights, first.gradients, first.tokens) == ("int8", "4bit", light.codecs.tokens)
+    assert (later.weights, later.gradients) == (light.codecs.weights, "2bit")
 
 
 @pytest.mark.parametrize(

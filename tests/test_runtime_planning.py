@@ -88,16 +88,8 @@ def test_a_calibration_goes_before_what_the_topology_says() -> None:
     def exactly(value: float) -> Figure:
         return Figure(value, value, value)
 
-    site = SiteFigures(
-        exactly(5e9),
-        exactly(2.5),
-        exactly(1e-4),
-        exactly(2e-4),
-        exactly(1e-6),
-        exactly(1e-3),
-        exactly(1e-9),
-        exactly(1e9),
-    )
+    figures = (5e9, 2.5, 1e-4, 2e-4, 1e-6, 1e-3, 1e-9, 1e9)
+    site = SiteFigures(*map(exactly, figures))
     link = LinkFigures(exactly(1e6), exactly(0.2))
     found = Calibration("t", "2026-11-29T00:00:00", "", {"a": site, "b": site}, {("a", "b"): link, ("b", "a"): link})
     job, known = source(calibration=found).job([SHAPE], Load(100))

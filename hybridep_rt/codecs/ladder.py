@@ -73,7 +73,7 @@ def parse_rung(text: str) -> Rung:
     warm_ups = [item for item in items if item.startswith(f"{_WARM_UP}=")]
     chosen = parse_kinds(item for item in items if item and item not in warm_ups)
     steps = [_steps(item) for item in warm_ups] or [base.warm_up_steps]
-    return Rung(base.name, replace(base.codecs, **chosen), steps[-1])
+    return replace(base, codecs=replace(base.codecs, **chosen), warm_up_steps=steps[-1])
 
 
 def _steps(item: str) -> int:
