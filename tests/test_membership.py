@@ -104,6 +104,19 @@ def test_a_departure_is_told_behind_the_messages_and_the_last_one_ends_the_job()
         new.departed(Address(0, 1), "")
 
 
+def test_a_coordinator_that_stays_silent_after_the_end_is_waited_for_and_may_be_lost() -> None:
+    new = running()
+    for worker in (A0, B0, B1, C0):
+        new.departed(worker, "step 3")
+    assert [new.is_silent(site) for site in (SITE_A, SITE_C, B0)] == [True, True, False]
+    new.goodbye(SITE_A)
+    assert [new.is_silent(site) for site in (SITE_A, SITE_C)] == [False, True]
+    assert new.lost_after_end is None
+    assert new.lost(SITE_C, "was silent for 5 s") == []
+    assert new.lost(SITE_A, "its connection ended") == []
+    assert str(new.lost_after_end) == 'coordinator of DC "c": was silent for 5 s'
+
+
 def test_the_first_loss_ends_the_job_and_is_told_everyone() -> None:
     new = running()
     commands = new.lost(B1, "its connection ended without goodbye")

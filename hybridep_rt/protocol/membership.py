@@ -58,12 +58,14 @@ class Membership:
         self._joined: set[Address] = set()
         self._sites_ready: set[int] = set()
         self._departed: set[Address] = set()
+        self._goodbyes: set[Address] = set()
         self._rendezvous_s = rendezvous_s
         self._deadline = now + rendezvous_s
         self._last_refused = ""
         self._last_error: HybridEPError | None = None
         self._started = False
         self.ended = False
+        self.lost_after_end: PeerLost | None = None
 
     def admit_worker(self, address: Address) -> Refusal | None:
         """May this process join as a worker of this DC?"""
@@ -145,8 +147,21 @@ class Membership:
         return address in self._departed
 
     def lost(self, address: Address, reason: str) -> list[Command]:
-        """A process of the job failed, or this coordinator can't reach it any more. The first loss ends the job."""
+        """A process of the job failed, or this coordinator can't reach it any more. The first loss ends the job.
+
+        A coordinator that is lost once the job has ended is `lost_after_end`: its processes may hang.
+        """
+        if self.ended and address in self._sites and self.lost_after_end is None:
+            self.lost_after_end = PeerLost(address.describe(self._names), reason)
         return self._fail(address, reason, PeerLost(address.describe(self._names), reason))
+
+    def goodbye(self, address: Address) -> None:
+        """The coordinator of another DC has nothing more to say."""
+        self._goodbyes.add(address)
+
+    def is_silent(self, address: Address) -> bool:
+        """Whether this is another DC's coordinator that hasn't said goodbye: it may be back, or it will be lost."""
+        return address in self._sites - self._goodbyes
 
     def late(self, late: Late) -> list[Command]:
         """Somebody was waited for in vain."""

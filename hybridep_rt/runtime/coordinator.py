@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import uvloop
 
 from hybridep_rt.config import Limits, Timeouts
-from hybridep_rt.errors import HybridEPError, PeerLost, RemoteProtocolError, TransportError
+from hybridep_rt.errors import HybridEPError, RemoteProtocolError, TransportError
 from hybridep_rt.protocol import inquiry
 from hybridep_rt.protocol.address import COORDINATOR, Address
 from hybridep_rt.protocol.frames import Arrived, Kind, pack_fields
@@ -116,11 +116,9 @@ class Coordinator:
         self._links: dict[Address, Link] = {}
         self._sessions: dict[Address, Session] = {}
         self._open: set[Link] = set()
-        self._said_goodbye: set[Link] = set()
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._outcome: asyncio.Future[HybridEPError | None] = self._loop.create_future()
-        self._lost_after_end: HybridEPError | None = None
 
     async def listen(self, listeners: Listeners) -> None:
         """Accept workers and other coordinators. Raises ConfigError."""
@@ -152,7 +150,10 @@ class Coordinator:
         patience_s = self._config.timeouts.goodbye_s if error is None else FLUSH_S
         await _gone(self._open, patience_s)
         if error is None:
-            error = await self._lost_at_the_end()
+            silent = [link for link in self._open if self._membership.is_silent(link.peer)]
+            timeouts = self._config.timeouts
+            await _gone(silent, timeouts.silence_s + timeouts.resume_s + timeouts.goodbye_s)
+            error = self._membership.lost_after_end
         for task in self._tasks:
             task.cancel()
         for server in self._servers:
@@ -161,13 +162,6 @@ class Coordinator:
             link.abort()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         return error
-
-    async def _lost_at_the_end(self) -> HybridEPError | None:
-        """Who didn't say goodbye is waited for as in the job: it may be back, or it is lost, and its processes hang."""
-        timeouts = self._config.timeouts
-        silent = [link for link in self._open if link.peer.worker == COORDINATOR and link not in self._said_goodbye]
-        await _gone(silent, timeouts.silence_s + timeouts.resume_s + timeouts.goodbye_s)
-        return self._lost_after_end
 
     # Owner of the links
 
@@ -243,8 +237,6 @@ class Coordinator:
         self._links.pop(link.peer, None)
         if error is not None:
             reason = error.reason if isinstance(error, TransportError) else f"it broke the protocol: {error}"
-            if self._membership.ended and link.peer.worker == COORDINATOR:
-                self._lost_after_end = self._lost_after_end or PeerLost(link.name, reason)
             self._do(self._membership.lost(link.peer, reason))
 
     def _on_worker_notice(self, link: Link, notice: Notice) -> None:
@@ -283,7 +275,7 @@ class Coordinator:
             case Kind.LATE:
                 self._inquire(self._inquiry.report(self._read_late(notice), time.monotonic()))
             case Kind.GOODBYE:
-                self._said_goodbye.add(link)
+                self._membership.goodbye(link.peer)
                 if self._membership.ended:
                     link.finish()
             case _:
@@ -346,7 +338,7 @@ class Coordinator:
             else:
                 link.drop_messages()  # every worker has ended
                 link.say_goodbye(pack_fields())
-                if link in self._said_goodbye:
+                if link.peer.worker == COORDINATOR and not self._membership.is_silent(link.peer):
                     link.finish()
 
     # Getting connected
