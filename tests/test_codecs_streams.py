@@ -203,6 +203,20 @@ def test_a_gradient_that_is_not_finite_is_passed_on_and_not_owed(spec, bad):
     assert sender.flush().isfinite().all()
 
 
+@pytest.mark.parametrize("spec", ["delta-1bit", "delta-1bit:predict=0.5", "delta-2bit"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_not_finite_leave_both_ends_with_one_state(spec, bad):
+    """So that training that diverged is told as that, and not as copies that differ."""
+    sender, receiver = make_codec(spec), make_codec(spec)
+    weights, copy = torch.randn(1000), torch.empty(1000)
+    receiver.decode(sender.encode(weights), copy)
+    weights[3] = bad
+    for _ in range(3):
+        receiver.decode(sender.encode(weights + torch.randn(1000)), copy)
+        assert not copy.isfinite().all()
+        assert sender.digest() == receiver.digest()
+
+
 def test_the_second_moment_arrives():
     sender, receiver = make_codec("1bit:vs=3"), make_codec("1bit:vs=3")
     generator, elements = torch.Generator().manual_seed(0), 2000

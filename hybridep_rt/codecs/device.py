@@ -141,7 +141,7 @@ def _decoded(words_B: torch.Tensor, code_BE: torch.Tensor, code: LevelCode) -> t
     scale_B = _from_bf16(words_B)[:, None]
     index_BE = (code_BE & (2 ** (code.bits - 1) - 1)).int()
     size_BE = torch.tensor(code.levels.magnitudes, device=code_BE.device)[index_BE] * scale_B
-    return torch.where(code_BE >> (code.bits - 1) > 0, -size_BE, size_BE).view(-1)
+    return (size_BE * (1 - 2 * (code_BE >> (code.bits - 1)).int())).view(-1)
 
 
 def _blocks(values: torch.Tensor, block: int) -> torch.Tensor:

@@ -138,12 +138,12 @@ def _code_levels(x_bits: Any, scale: Any, bits: int, level: Any, level_bits: Any
 
 
 @_compiled
-def _forget(scale: Any, x: Any, decoded: Any) -> None:
-    """Nothing is owed of blocks that aren't finite."""
+def _spoil(scale: Any, x: Any, decoded: Any, feedback: bool) -> None:
+    """Nothing is owed of blocks that aren't finite; receivers find one and the same NaN there."""
     for i in range(CHUNK):
         if np.isnan(scale[i]):
             x[i] = 0
-            decoded[i] = 0
+            decoded[i] = np.float32(0) if feedback else scale[i]
 
 
 @_compiled
@@ -217,20 +217,73 @@ def encode_levels(
         else:
             _code_levels(x_bits, scale, 4, level, level_bits, index)
             _pack(index, 4, codes, row)
-        if feedback and spoilt:
-            _forget(scale, x, level)
+        if spoilt:
+            _spoil(scale, x, level, feedback)
         _settle(x, level, state, velocity, row, rho, feedback)
 
 
 @_compiled
-def _unpack(codes: Any, row: int, bits: int, index: Any) -> None:
-    """The inverse of `_pack`."""
+def _spread_scales(scales: Any, row: int, scale_bits: Any) -> None:
+    """Each block's scale at every one of its values."""
+    blocks, block = scale_bits.shape
+    for b in range(blocks):
+        bits = np.int32(np.int32(scales[row, b]) << 16)
+        for i in range(block):
+            scale_bits[b, i] = bits
+
+
+@_compiled
+def _sign(codes: Any, row: int, j: int, bit: int) -> Any:
+    """-1 where the bit is set."""
+    return np.float32(1 - 2 * ((np.int32(codes[row, j]) >> np.int32(bit)) & 1))
+
+
+@_compiled
+def _take_signs(codes: Any, scale: Any, state: Any, row: int, add: bool) -> None:
+    """1 bit per value, each decoded where it is used: an array between costs as much as all the rest."""
+    width = CHUNK // 8
+    for k in range(8):
+        if add:
+            for j in range(width):
+                state[row, k * width + j] += scale[k * width + j] * _sign(codes, row, j, k)
+        else:
+            for j in range(width):
+                state[row, k * width + j] = scale[k * width + j] * _sign(codes, row, j, k)
+
+
+@_compiled
+def _take(decoded: Any, state: Any, velocity: Any, row: int, rho: Any, gain: Any, add: bool) -> None:
+    """Decoded values onto a copy, or in its place."""
+    if not add:
+        for i in range(CHUNK):
+            state[row, i] = decoded[i]
+    elif len(velocity) > 0:
+        for i in range(CHUNK):
+            state[row, i] = (state[row, i] + gain * velocity[row, i]) + decoded[i]
+            velocity[row, i] = rho * velocity[row, i] + decoded[i]
+    else:
+        for i in range(CHUNK):
+            state[row, i] += decoded[i]
+
+
+@_compiled
+def _decode(codes: Any, row: int, bits: int, magnitudes: Any, scale: Any, index: Any, decoded: Any) -> None:
+    """Levels times scales, with their signs."""
     width = CHUNK * bits // 8
-    mask = np.int32((1 << bits) - 1)
     for k in range(8 // bits):
         shift = np.int32(k * bits)
         for j in range(width):
-            index[k * width + j] = (np.int32(codes[row, j]) >> shift) & mask
+            index[k * width + j] = np.int32(codes[row, j]) >> shift
+    for i in range(CHUNK):
+        decoded[i] = magnitudes[0]
+    mask = np.int32((1 << (bits - 1)) - 1)
+    for k in range(1, len(magnitudes)):
+        magnitude = magnitudes[k]
+        for i in range(CHUNK):
+            decoded[i] = magnitude if (index[i] & mask) >= k else decoded[i]
+    sign_bit = np.int32(bits - 1)
+    for i in range(CHUNK):
+        decoded[i] = decoded[i] * scale[i] * np.float32(1 - 2 * ((index[i] >> sign_bit) & 1))
 
 
 @_compiled
@@ -248,45 +301,22 @@ def decode_levels(
     """Changes `state` and `velocity`, in rows of a chunk."""
     blocks = scales.shape[1]
     scale, decoded = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    decoded_bits = decoded.view(np.int32)
-    scale_bits = scale.view(np.int32)
-    scale_bits_B = scale_bits.reshape((blocks, CHUNK // blocks))
+    scale_bits_B = scale.view(np.int32).reshape((blocks, CHUNK // blocks))
     index = np.empty(CHUNK, np.int32)
-    mask, sign_shift = np.int32((1 << (bits - 1)) - 1), np.int32(32 - bits)
     for row in range(len(state)):
-        for b in range(blocks):
-            value = np.int32(np.int32(scales[row, b]) << 16)
-            for i in range(CHUNK // blocks):
-                scale_bits_B[b, i] = value
+        _spread_scales(scales, row, scale_bits_B)
+        if bits == 1 and len(velocity) == 0:
+            _take_signs(codes, scale, state, row, add)
+            continue
         if bits == 1:
             for k in range(8):
-                shift = np.int32(31 - k)
                 for j in range(CHUNK // 8):
-                    sign = (np.int32(codes[row, j]) << shift) & _SIGN
-                    decoded_bits[k * (CHUNK // 8) + j] = scale_bits[k * (CHUNK // 8) + j] ^ sign
+                    decoded[k * (CHUNK // 8) + j] = scale[k * (CHUNK // 8) + j] * _sign(codes, row, j, k)
+        elif bits == 2:
+            _decode(codes, row, 2, magnitudes, scale, index, decoded)
         else:
-            if bits == 2:
-                _unpack(codes, row, 2, index)
-            else:
-                _unpack(codes, row, 4, index)
-            for i in range(CHUNK):
-                decoded[i] = magnitudes[0] * scale[i]
-            for k in range(1, len(magnitudes)):
-                magnitude = magnitudes[k]
-                for i in range(CHUNK):
-                    decoded[i] = magnitude * scale[i] if (index[i] & mask) >= k else decoded[i]
-            for i in range(CHUNK):
-                decoded_bits[i] ^= (index[i] << sign_shift) & _SIGN
-        if not add:
-            for i in range(CHUNK):
-                state[row, i] = decoded[i]
-        elif len(velocity) > 0:
-            for i in range(CHUNK):
-                state[row, i] = (state[row, i] + gain * velocity[row, i]) + decoded[i]
-                velocity[row, i] = rho * velocity[row, i] + decoded[i]
-        else:
-            for i in range(CHUNK):
-                state[row, i] += decoded[i]
+            _decode(codes, row, 4, magnitudes, scale, index, decoded)
+        _take(decoded, state, velocity, row, rho, gain, add)
 
 
 @_compiled

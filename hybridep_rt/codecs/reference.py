@@ -243,7 +243,7 @@ def _decoded(coded: Coded, block: int, levels: Levels) -> Floats:
     index, negative = codes & (2 ** (levels.bits - 1) - 1), codes >> (levels.bits - 1)
     scale = from_bf16(coded.scales)[:, None]
     size = levels.magnitudes[index] * scale if levels.bits > 1 else np.broadcast_to(scale, codes.shape)
-    return np.where(negative, -size, size).reshape(-1)
+    return (size * np.where(negative, np.float32(-1), np.float32(1))).reshape(-1)
 
 
 def _largest(blocks: Floats) -> Floats:
