@@ -54,16 +54,14 @@ def _difference(x: Any, size: Any, values: Any, state: Any, velocity: Any, row: 
 
 
 @_compiled
-def _means(values: Any, real: int, root: bool, mean: Any) -> None:
-    """The mean of the real values of each block, or its root, at every one of its values."""
-    blocks, block = mean.shape
+def _spreads(square: Any, real: int, spread: Any) -> None:
+    """The root of the mean square of the real values of each block, at every one of its values."""
+    blocks, block = spread.shape
     for b in range(blocks):
         count = max(1, min(block, real - b * block))
-        value = lane_sum(values, b) / np.float32(count)
-        if root:
-            value = np.sqrt(value)
+        value = np.sqrt(lane_sum(square, b) / np.float32(count))
         for i in range(block):
-            mean[b, i] = value
+            spread[b, i] = value
 
 
 @_compiled
@@ -119,11 +117,69 @@ def _round_scales(scale: Any, scale_bits: Any, factor: Any, scales: Any, row: in
 
 
 @_compiled
-def _code_signs(x_bits: Any, scale_bits: Any, decoded_bits: Any, index: Any) -> None:
-    """1 bit per value: the code is the sign, and the decoded value the scale with it."""
-    for i in range(CHUNK):
-        decoded_bits[i] = scale_bits[i] | (x_bits[i] & _SIGN)
-        index[i] = (x_bits[i] >> 31) & 1
+def _sign(bits: Any) -> Any:
+    """-1 where the lowest bit is set, else 1."""
+    return np.float32(1 - 2 * (bits & 1))
+
+
+_RUNS = 8
+"""Runs of a chunk whose signs share bytes: bit k of byte j is the sign of value k * 32 + j. Blocks are whole runs."""
+_RUN = CHUNK // _RUNS
+
+
+@_compiled
+def _sign_scales(size: Any, real: int, factor: Any, scales: Any, row: int, scale: Any, scale_bits: Any) -> bool:
+    """1 bit per value: each block's mean magnitude as bf16, on the wire and at its runs. Whether one of them is NaN."""
+    blocks, block = size.shape
+    spoilt = False
+    for b in range(blocks):
+        first = b * block // _RUN
+        scale[first] = lane_sum(size, b) / np.float32(max(1, min(block, real - b * block))) * factor
+        short = _bf16(scale_bits[first])
+        spoilt |= short == _NAN
+        scales[row, b] = short
+        for k in range(first, (b + 1) * block // _RUN):
+            scale_bits[k] = short << 16
+    return spoilt
+
+
+@_compiled
+def _code_signs(
+    x: Any, x_bits: Any, scale: Any, packed: Any, state: Any, velocity: Any, row: int, rho: Any, feedback: bool
+) -> None:
+    """Signs, and what they leave in the state, in one loop: an array between costs as much as all the rest."""
+    for j in range(_RUN):
+        packed[j] = 0
+    for k in range(_RUNS):
+        step, shift = scale[k], np.int32(k)
+        if feedback:
+            for j in range(_RUN):
+                i = k * _RUN + j
+                negative = (x_bits[i] >> 31) & 1
+                packed[j] |= negative << shift
+                state[row, i] = x[i] - step * _sign(negative)
+        elif len(velocity) > 0:
+            for j in range(_RUN):
+                i = k * _RUN + j
+                negative = (x_bits[i] >> 31) & 1
+                packed[j] |= negative << shift
+                state[row, i] += step * _sign(negative)
+                velocity[row, i] = rho * velocity[row, i] + step * _sign(negative)
+        else:
+            for j in range(_RUN):
+                i = k * _RUN + j
+                negative = (x_bits[i] >> 31) & 1
+                packed[j] |= negative << shift
+                state[row, i] += step * _sign(negative)
+
+
+@_compiled
+def _forget_signs(scale: Any, state: Any, row: int) -> None:
+    """Nothing is owed of blocks that aren't finite."""
+    for k in range(_RUNS):
+        if np.isnan(scale[k]):
+            for i in range(k * _RUN, (k + 1) * _RUN):
+                state[row, i] = 0
 
 
 @_compiled
@@ -196,22 +252,26 @@ def encode_levels(
     size_B, scale_B, scale_bits_B = size.reshape(shape), scale.reshape(shape), scale_bits.reshape(shape)
     above_B, below_B = above.reshape(shape), below.reshape(shape)
     index = np.empty(CHUNK, np.int32)
+    run_scale, packed = np.empty(_RUNS, np.float32), np.empty(_RUN, np.int32)
+    run_scale_bits = run_scale.view(np.int32)
     for row in range(len(values)):
         _difference(x, size, values, state, velocity, row, gain, feedback)
         if bits == 1:
-            _means(size_B, real, False, scale_B)
-        else:
-            for i in range(CHUNK):
-                above[i] = size[i] * size[i]
-            _means(above_B, real, True, scale_B)
-            _choose(size, scale, magnitudes, thresholds, index, level)
-            _fit(size, level, real, above, below)
-            _fitted(above_B, below_B, scale_B)
+            spoilt = _sign_scales(size_B, real, factor, scales, row, run_scale, run_scale_bits)
+            _code_signs(x, x_bits, run_scale, packed, state, velocity, row, rho, feedback)
+            for j in range(_RUN):
+                codes[row, j] = np.uint8(packed[j])
+            if feedback and spoilt:
+                _forget_signs(run_scale, state, row)
+            continue
+        for i in range(CHUNK):
+            above[i] = size[i] * size[i]
+        _spreads(above_B, real, scale_B)
+        _choose(size, scale, magnitudes, thresholds, index, level)
+        _fit(size, level, real, above, below)
+        _fitted(above_B, below_B, scale_B)
         spoilt = _round_scales(scale_B, scale_bits_B, factor, scales, row)
-        if bits == 1:
-            _code_signs(x_bits, scale_bits, level_bits, index)
-            _pack(index, 1, codes, row)
-        elif bits == 2:
+        if bits == 2:
             _code_levels(x_bits, scale, 2, level, level_bits, index)
             _pack(index, 2, codes, row)
         else:
@@ -233,22 +293,22 @@ def _spread_scales(scales: Any, row: int, scale_bits: Any) -> None:
 
 
 @_compiled
-def _sign(codes: Any, row: int, j: int, bit: int) -> Any:
-    """-1 where the bit is set."""
-    return np.float32(1 - 2 * ((np.int32(codes[row, j]) >> np.int32(bit)) & 1))
-
-
-@_compiled
-def _take_signs(codes: Any, scale: Any, state: Any, row: int, add: bool) -> None:
+def _take_signs(scale: Any, codes: Any, state: Any, velocity: Any, row: int, rho: Any, gain: Any, add: bool) -> None:
     """1 bit per value, each decoded where it is used: an array between costs as much as all the rest."""
-    width = CHUNK // 8
-    for k in range(8):
-        if add:
-            for j in range(width):
-                state[row, k * width + j] += scale[k * width + j] * _sign(codes, row, j, k)
+    for k in range(_RUNS):
+        step, shift = scale[k * _RUN], np.int32(k)
+        if not add:
+            for j in range(_RUN):
+                state[row, k * _RUN + j] = step * _sign(np.int32(codes[row, j]) >> shift)
+        elif len(velocity) > 0:
+            for j in range(_RUN):
+                i = k * _RUN + j
+                decoded = step * _sign(np.int32(codes[row, j]) >> shift)
+                state[row, i] = (state[row, i] + gain * velocity[row, i]) + decoded
+                velocity[row, i] = rho * velocity[row, i] + decoded
         else:
-            for j in range(width):
-                state[row, k * width + j] = scale[k * width + j] * _sign(codes, row, j, k)
+            for j in range(_RUN):
+                state[row, k * _RUN + j] += step * _sign(np.int32(codes[row, j]) >> shift)
 
 
 @_compiled
@@ -283,7 +343,7 @@ def _decode(codes: Any, row: int, bits: int, magnitudes: Any, scale: Any, index:
             decoded[i] = magnitude if (index[i] & mask) >= k else decoded[i]
     sign_bit = np.int32(bits - 1)
     for i in range(CHUNK):
-        decoded[i] = decoded[i] * scale[i] * np.float32(1 - 2 * ((index[i] >> sign_bit) & 1))
+        decoded[i] = decoded[i] * scale[i] * _sign(index[i] >> sign_bit)
 
 
 @_compiled
@@ -305,14 +365,10 @@ def decode_levels(
     index = np.empty(CHUNK, np.int32)
     for row in range(len(state)):
         _spread_scales(scales, row, scale_bits_B)
-        if bits == 1 and len(velocity) == 0:
-            _take_signs(codes, scale, state, row, add)
-            continue
         if bits == 1:
-            for k in range(8):
-                for j in range(CHUNK // 8):
-                    decoded[k * (CHUNK // 8) + j] = scale[k * (CHUNK // 8) + j] * _sign(codes, row, j, k)
-        elif bits == 2:
+            _take_signs(scale, codes, state, velocity, row, rho, gain, add)
+            continue
+        if bits == 2:
             _decode(codes, row, 2, magnitudes, scale, index, decoded)
         else:
             _decode(codes, row, 4, magnitudes, scale, index, decoded)
