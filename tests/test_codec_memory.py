@@ -47,7 +47,7 @@ def measure(runtime):
         "copies": 2 * sum(leaf.nbytes for leaf in chain(*copies)),
         "replicas": sum(codec.bytes_held() for codec in chain(*weights) if isinstance(codec, Delta)),
         "feedback": sum(each.bytes_held() for each in chain(*holdings._outgoing.values())),
-        "moments": sum(c.bytes_held() for c in chain(*holdings._incoming.values()) if isinstance(c, Feedback)),
+        "returns": sum(c.bytes_held() for c in chain(*holdings._incoming.values()) if isinstance(c, Feedback)),
     }
     returning = sum(bool(sources) for sources in holdings._tables.subscribers.values())
     parameters = model[1].shape.parameters_per_expert
@@ -60,14 +60,14 @@ def test_what_is_said_at_attach_is_what_codecs_hold(rung):
     for maker in (lambda layout, e: domains(layout, e, (2,)), replicate_all):
         for said, found, (copied, returning) in run_fleet(plan(maker), measure, rung=replace(rung, warm_up_steps=0)):
             found["copies"] += copied * held.copy
-            found["moments"] += held.own_moment * returning
+            found["returns"] += held.own_moment * returning
             assert said == found
 
 
 def test_both_models_of_the_planner_count_the_same():
     topology = parse(SITES)
     held = HeldBytes.of(Codecs(weights="delta-1bit:predict=0.5", gradients="1bit:vs=16"), torch.bfloat16)
-    assert held == HeldBytes(copy=8, feedback=8, replica=8, moment=4, own_moment=8)
+    assert held == HeldBytes(copy=8, feedback=8, replica=8, returning=4, own_moment=8)
     shape = LayerShape(64, 32, 12, 2, 6000)
     work = Workload((shape,) * 2, 1e4, **held.workload_bytes(4.0))
     assert (work.copy_bytes, work.home_bytes, work.subscriber_bytes) == (20, 16, 4)

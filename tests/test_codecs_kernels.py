@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridep_rt.codecs import cpu, device, reference
-from hybridep_rt.codecs.levels import CHUNK, GROUP, LevelCode, fp8_magnitudes, lloyd_max
+from hybridep_rt.codecs.levels import CHUNK, GROUP, TRIT_BYTES, LevelCode, fp8_magnitudes, lloyd_max
 from hybridep_rt.codecs.reference import Coded
 
 ENGINES = [cpu, device]
@@ -72,6 +72,65 @@ def test_levels(engine, code, elements, feedback, odd, seed):
         if add and not feedback:
             assert same(decoded, after)
             assert speed is None or same(speed, moving)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@settings(max_examples=25)
+@given(st.sampled_from([1, 2, 3]), st.sampled_from([64, 128, 256]), SIZES, st.booleans(), st.integers(0, 999))
+def test_adaptive_levels(engine, levels, block, elements, odd, seed):
+    """Over some payloads, as strides depend on all that came before; both ends have the same afterwards."""
+    code = LevelCode(min(levels, 2), block, adapts=True, three=levels == 3)
+    options = {"block": block, "levels": code.levels, "pace": code.strides}
+    owed, strides = np.zeros(elements, np.float32), np.ones(elements, np.float32)
+    debt, sent, received = tensors(owed, strides, strides)
+    for number in range(6):
+        even = number % 3 == 2
+        values = numbers(elements, seed + number, odd=odd and number == 1)
+        with np.errstate(all="ignore"):
+            expected, owed, after = reference.encode_adaptive(values, owed, strides, even=even, **options)
+            decoded, _ = reference.decode_adaptive(expected, strides, even=even, **options)
+            out, into = room(code, elements), torch.empty(elements)
+            engine.encode_adaptive(torch.from_numpy(values), debt, sent, code, even, out)
+        assert same(out.scales, expected.scales)
+        assert same(out.codes, expected.codes)
+        engine.decode_adaptive(expected, into, received, code, even)
+        assert same(into, decoded)
+        assert same(debt, owed)
+        assert same(sent, after)
+        assert same(received, after)
+        strides = after
+
+
+def test_strides_find_the_size_of_each_value():
+    """Gradients whose sizes differ within a block, as those of neighbouring weights do."""
+    generator = np.random.default_rng(0)
+    sizes = np.exp2(generator.uniform(-3, 3, 4096)).astype(np.float32)
+    code = LevelCode(1, 256, adapts=True)
+    owed, strides = np.zeros_like(sizes), np.ones_like(sizes)
+    for number in range(200):
+        values = sizes * generator.standard_normal(4096).astype(np.float32)
+        _, owed, strides = reference.encode_adaptive(
+            values, owed, strides, block=256, levels=code.levels, pace=code.strides, even=number % 16 == 0
+        )
+    found = np.log2(np.abs(strides) / sizes)
+    assert np.std(found - np.repeat(found.reshape(-1, 256).mean(1), 256)) < 0.5
+    assert np.sqrt(np.mean((owed / sizes) ** 2)) < 1.2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_all_bytes_of_three_levels_are_taken(engine):
+    """Also those that nobody writes: what they decode to is the same everywhere."""
+    code = LevelCode(2, 256, adapts=True, three=True)
+    packed = np.resize(np.arange(256, dtype=np.uint8), 10 * TRIT_BYTES)
+    coded = Coded(np.full(10, 0x3F80, np.uint16), packed)
+    into, strides = torch.empty(2560), torch.ones(2560)
+    engine.decode_adaptive(coded, into, strides, code, False)
+    expected, after = reference.decode_adaptive(
+        coded, np.ones(2560, np.float32), block=256, levels=code.levels, pace=code.strides, even=False
+    )
+    assert same(into, expected)
+    assert same(strides, after)
+    assert set(into.tolist()) == {-1, 0, 1}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -13,7 +13,16 @@ from hybridep_rt.codecs.delta import DIGEST_EVERY
 from hybridep_rt.errors import CodecError
 
 DELTAS = ["delta-1bit:t=2:scale=1.3", "delta-1bit:predict=0.5", "delta-2bit:t=3:predict=0.5:block=128", "delta-topk"]
-COARSE = ["1bit", "1bit:t=2:vs=4", "2bit:block=128", "4bit:t=3", "topk:keep=0.05"]
+COARSE = [
+    "1bit",
+    "1bit:t=2:vs=4",
+    "1bit:adapt=1",
+    "ternary",
+    "2bit:adapt=1:t=2:block=256",
+    "2bit:block=128",
+    "4bit:t=3",
+    "topk:keep=0.05",
+]
 
 
 def walk(elements, seed):
@@ -189,7 +198,7 @@ def test_what_was_sent_and_what_is_owed_add_up(spec, elements, steps, seed):
     assert sender.flush() is None
 
 
-@pytest.mark.parametrize("spec", ["1bit", "2bit", "4bit", "topk"])
+@pytest.mark.parametrize("spec", ["1bit", "2bit", "4bit", "topk", "1bit:adapt=1", "ternary"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_gradient_that_is_not_finite_is_passed_on_and_not_owed(spec, bad):
     """So that a step that loss scaling skips leaves no trace."""
@@ -231,6 +240,26 @@ def test_the_second_moment_arrives():
         assert (receiver.second_moment is None) == (step < 102)
     ratio = receiver.second_moment.sqrt() / size
     assert float(ratio.log2().abs().max()) < 0.26
+
+
+def test_strides_are_the_same_at_both_ends_and_go_on_from_a_checkpoint():
+    sender, receiver, decoded = make_codec("1bit:adapt=1"), make_codec("1bit:adapt=1"), torch.empty(700)
+    for step in range(40):
+        receiver.decode(sender.encode(torch.randn(700)), decoded)
+        assert torch.equal(sender.state()["strides"], receiver.state()["strides"])
+        if step == 20:
+            ends = make_codec("1bit:adapt=1"), make_codec("1bit:adapt=1")
+            for end, old in zip(ends, (sender, receiver), strict=True):
+                end.load_state({name: part.clone() for name, part in old.state().items()})
+            sender, receiver = ends
+    assert (sender.bytes_held(), receiver.bytes_held()) == (700 * 8, 700 * 4)
+    lost = bytes(sender.encode(torch.randn(700)))
+    after = bytes(sender.encode(torch.randn(700)))
+    with pytest.raises(CodecError, match="payload 42 of a stream, where 41 was expected"):
+        receiver.decode(after, decoded)
+    receiver.decode(lost, decoded)
+    receiver.decode(after, decoded)
+    assert torch.equal(sender.state()["strides"], receiver.state()["strides"])
 
 
 def test_a_residual_to_shared_weights():

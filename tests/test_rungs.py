@@ -80,6 +80,8 @@ def test_what_differs_leaves_the_codecs_of_the_warm_up(monkeypatch):
         ("default,warm_up=-1", "warm_up=STEPS"),
         ("gradients=delta-1bit", "not one for gradients"),
         ("dense=2bit:vs=16", "leave out vs"),
+        ("dense=1bit:adapt=1", "leave out vs and adapt"),
+        ("gradients=4bit:adapt=1", 'no option "adapt"'),
     ],
 )
 def test_a_rung_that_is_none_says_what_to_write(text, message):

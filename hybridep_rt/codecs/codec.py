@@ -113,9 +113,18 @@ def _coarse(bits: int) -> Callable[[dict[str, float], int], Codec]:
 
         block, period = int(chosen["block"]), int(chosen["vs"])
         moment = SecondMoment(period, block, chosen["beta"]) if period else None
-        return Feedback(f"{bits}bit", LevelCoder(LevelCode(bits, block), int(chosen["t"])), moment)
+        code = LevelCode(bits, block, adapts=bool(chosen.get("adapt")))
+        return Feedback(f"{bits}bit", LevelCoder(code, int(chosen["t"])), moment, adapts=code.adapts)
 
     return make
+
+
+def _ternary(chosen: dict[str, float], width: int) -> Codec:
+    from hybridep_rt.codecs.coders import LevelCoder
+    from hybridep_rt.codecs.feedback import Feedback
+
+    code = LevelCode(2, int(chosen["block"]), adapts=True, three=True)
+    return Feedback("ternary", LevelCoder(code, int(chosen["t"])), adapts=True)
 
 
 def _delta_topk(chosen: dict[str, float], width: int) -> Codec:
@@ -159,6 +168,7 @@ _DELTA = {
     "rho": Option(0.9, 0.0, 0.999, whole=False),
 }
 _COARSE = {"t": _PERIOD, "block": _BLOCK, "vs": Option(0, 0, 255), "beta": Option(0.95, 0.0, 0.9999, whole=False)}
+_ADAPTIVE = {**_COARSE, "adapt": Option(0, 0, 1)}
 
 _CODECS: dict[str, _Entry] = {
     "exact": _Entry(_exact, _ANY, _ZSTD),
@@ -171,8 +181,9 @@ _CODECS: dict[str, _Entry] = {
     "delta-topk": _Entry(_delta_topk, (WEIGHTS,), _KEEP),
     "sr": _Entry(_residual, (WEIGHTS,), {**_KEEP, "t_shared": Option(16, 1, 1 << 20)}),
     "4bit": _Entry(_coarse(4), _SUMMED, _COARSE),
-    "2bit": _Entry(_coarse(2), _SUMMED, _COARSE),
-    "1bit": _Entry(_coarse(1), _SUMMED, _COARSE),
+    "2bit": _Entry(_coarse(2), _SUMMED, _ADAPTIVE),
+    "ternary": _Entry(_ternary, (GRADIENTS,), {"t": _PERIOD, "block": Option(256, min(BLOCKS), max(BLOCKS))}),
+    "1bit": _Entry(_coarse(1), _SUMMED, _ADAPTIVE),
     "topk": _Entry(_topk, _SUMMED, _KEEP),
 }
 
@@ -277,8 +288,8 @@ class Codecs:
             entry, chosen = _parse(spec)
             if kind not in entry.kinds:
                 raise ConfigError(f'codec "{spec}" is not one for {kind}: choose one of {", ".join(names_for(kind))}')
-            if kind == DENSE and chosen.get("vs"):
-                raise ConfigError(f'codec "{spec}": dense gradients have no second moment beside them, leave out vs')
+            if kind == DENSE and (chosen.get("vs") or chosen.get("adapt")):
+                raise ConfigError(f'codec "{spec}": dense gradients have many senders, leave out vs and adapt')
 
     @property
     def specs(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import torch
 
 from hybridep_rt.codecs import cpu, device
 from hybridep_rt.codecs.frames import HEADER_BYTES, Kind, NewFrame, check_size, words
-from hybridep_rt.codecs.levels import CHUNK, GROUP, LevelCode
+from hybridep_rt.codecs.levels import CHUNK, EVEN_EVERY, GROUP, LevelCode
 from hybridep_rt.codecs.reference import Coded, Floats, Octets, Positions, threshold_of
 from hybridep_rt.codecs.update import Update
 from hybridep_rt.errors import CodecError
@@ -58,6 +58,8 @@ class Coder(Protocol):
     ) -> Octets:
         """The body, in a frame of `new_frame`. Changes state and velocity to what they are after it.
 
+        `velocity`: how the copies move, or what else both ends remember of each value, such as strides.
+
         `update`: of the values, to be made first.
         """
 
@@ -88,8 +90,10 @@ class LevelCoder:
 
     @property
     def form(self) -> int:
-        """Bits, block and period in 16 bits."""
-        return self.code.bits | (self.code.block // 64) << 4 | self.period << 8
+        """Bits (3 for three levels), whether strides adapt, block and period in 16 bits."""
+        return (
+            self.code.bits | self.code.three | self.code.adapts << 3 | (self.code.block // 64) << 4 | self.period << 8
+        )
 
     def body_bytes(self, elements: int) -> int:
         """Exact."""
@@ -117,7 +121,11 @@ class LevelCoder:
         frame = new_frame(size)
         out = self._split(frame[HEADER_BYTES : HEADER_BYTES + size], copy=False)
         moving = None if velocity is None else velocity[part]
-        if update is None:
+        if self.code.adapts:
+            assert moving is not None
+            assert feedback
+            engine(values).encode_adaptive(values[part], state[part], moving, self.code, self._evens(step), out)
+        elif update is None:
             engine(values).encode_levels(values[part], state[part], moving, self.code, feedback, out)
         else:
             changing = update.part(part.start, part.stop)
@@ -136,7 +144,12 @@ class LevelCoder:
         check_size(len(body), self.body_bytes(len(state)))
         part = self._part(len(state), step)
         moving = None if velocity is None else velocity[part]
-        engine(state).decode_levels(self._split(body, copy=True), state[part], moving, self.code, add)
+        coded = self._split(body, copy=True)
+        if self.code.adapts:
+            assert not add
+            engine(state).decode_adaptive(coded, state[part], moving, self.code, self._evens(step))
+        else:
+            engine(state).decode_levels(coded, state[part], moving, self.code, add)
         for rest in self._rest(part, len(state)):
             if add:
                 self._drift(state[rest], velocity, rest)
@@ -147,13 +160,18 @@ class LevelCoder:
         first, last = turn(-(-elements // CHUNK), self.period, step)
         return slice(first * CHUNK, min(last * CHUNK, elements))
 
+    def _evens(self, step: int) -> bool:
+        """Whether strides of the chunks whose turn it is get the mean 1: each chunk's do once in so many turns."""
+        return step // self.period % EVEN_EVERY == 0
+
     def _rest(self, part: slice, elements: int) -> Iterator[slice]:
         for rest in (slice(0, part.start), slice(part.stop, elements)):
             if rest.stop > rest.start:
                 yield rest
 
     def _split(self, body: Octets, *, copy: bool) -> Coded:
-        scales = len(body) * 16 // (16 + self.code.bits * self.code.block)
+        scales, codes = self.code.sizes(1)
+        scales = len(body) * 2 * scales // (2 * scales + codes)
         return Coded(words(body[:scales]) if copy else body[:scales].view(np.uint16), body[scales:])
 
     def _drift(self, state: torch.Tensor, velocity: torch.Tensor | None, rest: slice) -> None:

@@ -89,6 +89,49 @@ def decode_levels(coded: Coded, state: torch.Tensor, velocity: torch.Tensor | No
         _restore(moving_rest, moving[whole * CHUNK :])
 
 
+def encode_adaptive(
+    values: torch.Tensor, owed: torch.Tensor, strides: torch.Tensor, code: LevelCode, even: bool, out: Coded
+) -> None:
+    """Code values in units of their strides; see `reference.encode_adaptive`. Changes `owed` and `strides`."""
+    scales, codes = out.scales.reshape(-1, CHUNK // code.block), out.codes.reshape(-1, code.levels.chunk_bytes)
+    source, debt, lengths = values.numpy(), owed.numpy(), strides.numpy()
+    whole = len(source) // CHUNK
+
+    def run(source: Array, debt: Array, lengths: Array, real: int, first: int, last: int) -> None:
+        kernels.encode_adaptive(
+            source, debt, lengths, real, code.levels.bits, code.levels.is_ternary, code.levels.magnitudes,
+            code.levels.thresholds, code.strides.grow, code.strides.shrink, even,
+            scales[first:last], codes[first:last],
+        )  # fmt: skip
+
+    run(_rows(source, CHUNK), _rows(debt, CHUNK), _rows(lengths, CHUNK), CHUNK, 0, whole)
+    if rest := len(source) % CHUNK:
+        padded, debt_rest, rest_lengths = (_padded(array[whole * CHUNK :], CHUNK) for array in (source, debt, lengths))
+        run(padded, debt_rest, rest_lengths, rest, whole, whole + 1)
+        _restore(debt_rest, debt[whole * CHUNK :])
+        _restore(rest_lengths, lengths[whole * CHUNK :])
+
+
+def decode_adaptive(coded: Coded, into: torch.Tensor, strides: torch.Tensor, code: LevelCode, even: bool) -> None:
+    """Overwrite `into` with the values of a code; changes `strides`."""
+    scales, codes = coded.scales.reshape(-1, CHUNK // code.block), coded.codes.reshape(-1, code.levels.chunk_bytes)
+    found, lengths = into.numpy(), strides.numpy()
+    whole = len(found) // CHUNK
+
+    def run(found: Array, lengths: Array, real: int, first: int, last: int) -> None:
+        kernels.decode_adaptive(
+            scales[first:last], codes[first:last], found, lengths, real, code.levels.bits, code.levels.is_ternary,
+            code.levels.magnitudes, code.strides.grow, code.strides.shrink, even,
+        )  # fmt: skip
+
+    run(_rows(found, CHUNK), _rows(lengths, CHUNK), CHUNK, 0, whole)
+    if rest := len(found) % CHUNK:
+        found_rest, rest_lengths = (_padded(array[whole * CHUNK :], CHUNK) for array in (found, lengths))
+        run(found_rest, rest_lengths, rest, whole, whole + 1)
+        _restore(found_rest, found[whole * CHUNK :])
+        _restore(rest_lengths, lengths[whole * CHUNK :])
+
+
 def encode_scaled(values: torch.Tensor, block: int, fp8: bool, out: Coded) -> None:
     """Values as int8 or fp8 with a scale for each block; see `reference.encode_scaled`. Fills `out`."""
     array = values.numpy()

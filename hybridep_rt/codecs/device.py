@@ -6,7 +6,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from hybridep_rt.codecs.levels import CHUNK, LANES, TINY, LevelCode, log_thresholds
+from hybridep_rt.codecs.levels import (
+    CHUNK,
+    LANES,
+    NORMAL_SPREAD,
+    STRIDE_LEAST,
+    STRIDE_MOST,
+    TINY,
+    TRIT_BYTES,
+    TRITS,
+    LevelCode,
+    log_thresholds,
+)
 from hybridep_rt.codecs.reference import Array, Coded, Floats, Octets, Positions, sample
 
 _NAN = 0x7FC0
@@ -37,7 +48,7 @@ def encode_levels(
             index_BE += size_BE >= (spread_B * threshold)[:, None]
         level_BE = torch.tensor(code.levels.magnitudes, device=x.device)[index_BE.int()]
         below_B = _lane_sum(torch.where(real_BE, level_BE * level_BE, 0))
-        scale_B = torch.where(below_B > 0, _lane_sum(size_BE * level_BE) / below_B, 0)
+        scale_B = _ratio(_lane_sum(size_BE * level_BE), below_B)
     words_B = _to_bf16(scale_B * code.factor)
     code_BE = torch.signbit(x_BE).to(torch.uint8) << (code.bits - 1) | index_BE
     _to_host(words_B, out.scales.view(np.int16))
@@ -62,6 +73,38 @@ def decode_levels(coded: Coded, state: torch.Tensor, velocity: torch.Tensor | No
         state += velocity * code.gain
         velocity.copy_(velocity * code.rho + decoded)
     state += decoded
+
+
+def encode_adaptive(
+    values: torch.Tensor, owed: torch.Tensor, strides: torch.Tensor, code: LevelCode, even: bool, out: Coded
+) -> None:
+    """Code values in units of their strides; see `reference.encode_adaptive`. Changes `owed` and `strides`."""
+    x = values + owed
+    x_BE, stride_BE = _blocks(x, code.block), _blocks(strides.abs(), code.block)
+    size_BE = x_BE.abs()
+    total_B, reach_B = _lane_sum(size_BE), _lane_sum(stride_BE)
+    index_BE = torch.zeros_like(x_BE, dtype=torch.uint8)
+    if code.bits > 1:
+        threshold = torch.tensor(code.levels.thresholds[0], device=x.device)
+        bound_B = _ratio(total_B, reach_B) * NORMAL_SPREAD * threshold
+        index_BE += ~(size_BE < bound_B[:, None] * stride_BE)
+        level_BE = torch.tensor(code.levels.magnitudes, device=x.device)[index_BE.int()] * stride_BE
+        total_B, reach_B = _lane_sum(torch.where(level_BE > 0, size_BE, 0)), _lane_sum(level_BE)
+    words_B = _to_bf16(_ratio(total_B, reach_B))
+    code_BE = torch.signbit(x_BE).to(torch.uint8) << (code.bits - 1) | index_BE
+    _to_host(words_B, out.scales.view(np.int16))
+    if code.three:
+        code_BE = torch.where(index_BE > 0, code_BE, 0)
+    _to_host(_pack_trits(code_BE) if code.three else _pack(code_BE, code.bits), out.codes)
+    decoded = _stride(words_B, code_BE, strides, code, even)
+    owed.copy_(torch.where(decoded.isnan(), 0, x - decoded))
+
+
+def decode_adaptive(coded: Coded, into: torch.Tensor, strides: torch.Tensor, code: LevelCode, even: bool) -> None:
+    """Overwrite `into` with the values of a code; changes `strides`."""
+    packed = _from_host(coded.codes, into.device)
+    code_BE = (_unpack_trits(packed) if code.three else _unpack(packed, code.bits)).view(-1, code.block)
+    into.copy_(_stride(_from_host(coded.scales.view(np.int16), into.device), code_BE, strides, code, even))
 
 
 def encode_scaled(values: torch.Tensor, block: int, fp8: bool, out: Coded) -> None:
@@ -144,6 +187,31 @@ def _decoded(words_B: torch.Tensor, code_BE: torch.Tensor, code: LevelCode) -> t
     return (size_BE * (1 - 2 * (code_BE >> (code.bits - 1)).int())).view(-1)
 
 
+def _stride(
+    words_B: torch.Tensor, code_BE: torch.Tensor, strides: torch.Tensor, code: LevelCode, even: bool
+) -> torch.Tensor:
+    """Decoded values in units of strides, which are changed."""
+    elements, pace = len(strides), code.strides
+    index_BE, negative_BE = (code_BE & (2 ** (code.bits - 1) - 1)).int(), code_BE >> (code.bits - 1) > 0
+    stride_BE = _blocks(strides.abs(), code.block)
+    sign_BE = torch.where(negative_BE, -1.0, 1.0)
+    size_BE = torch.tensor(code.levels.magnitudes, device=strides.device)[index_BE] * stride_BE
+    decoded = size_BE * _from_bf16(words_B)[:, None] * sign_BE
+    longer_BE = index_BE > 0 if code.bits > 1 else negative_BE == _blocks(strides < 0, code.block)
+    stride_BE = stride_BE * torch.where(longer_BE, float(pace.grow), float(pace.shrink))
+    if even:
+        real_BE = (torch.arange(stride_BE.numel(), device=strides.device) < elements).view(stride_BE.shape)
+        mean_B1 = (_lane_sum(stride_BE) / real_BE.sum(1).clamp(min=1).to(torch.float32))[:, None]
+        even_BE = torch.where(mean_B1 > 0, stride_BE / mean_B1, 0)
+        stride_BE = even_BE.clamp(STRIDE_LEAST, STRIDE_MOST)
+    strides.copy_((stride_BE * sign_BE).view(-1)[:elements])
+    return decoded.view(-1)[:elements]
+
+
+def _ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
+    return torch.where(below > 0, above / below, 0)
+
+
 def _blocks(values: torch.Tensor, block: int) -> torch.Tensor:
     return F.pad(values, (0, -len(values) % CHUNK)).view(-1, block)
 
@@ -185,6 +253,22 @@ def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)[:, None]
     codes: torch.Tensor = parts >> shifts & (2**bits - 1)
     return codes.view(-1)
+
+
+def _powers_of_3(device: torch.device) -> torch.Tensor:
+    return torch.tensor([3**k for k in range(TRITS)], dtype=torch.uint8, device=device)[:, None]
+
+
+def _pack_trits(code_BE: torch.Tensor) -> torch.Tensor:
+    digits = torch.where(code_BE & 1 > 0, 1 + (code_BE >> 1), 0).view(-1, CHUNK)
+    digits = F.pad(digits, (0, TRITS * TRIT_BYTES - CHUNK)).view(-1, TRITS, TRIT_BYTES)
+    return _powers_of_3(digits.device).mul(digits).sum(1, dtype=torch.uint8).view(-1)
+
+
+def _unpack_trits(packed: torch.Tensor) -> torch.Tensor:
+    digits = packed.view(-1, 1, TRIT_BYTES) // _powers_of_3(packed.device) % 3
+    digits = digits.reshape(-1, TRITS * TRIT_BYTES)[:, :CHUNK].reshape(-1)
+    return torch.where(digits == 2, 3, digits)
 
 
 def _to_host(values: torch.Tensor, out: Array) -> None:

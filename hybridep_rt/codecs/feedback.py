@@ -8,7 +8,7 @@ import torch
 
 from hybridep_rt.codecs.coders import Coder
 from hybridep_rt.codecs.flat import Flat, check_elements, is_flat
-from hybridep_rt.codecs.frames import HEADER_BYTES, FramePool, expect, octets, read_header
+from hybridep_rt.codecs.frames import HEADER_BYTES, FramePool, check_size, expect, octets, read_header
 from hybridep_rt.codecs.moment import SecondMoment
 from hybridep_rt.codecs.reference import Octets
 from hybridep_rt.errors import CodecError
@@ -21,13 +21,18 @@ class Feedback:
     """One stream of one tensor's gradients, at its sender or at its receiver.
 
     The sender's instance keeps what is still owed; a gradient that isn't finite is passed on and owes nothing. With a
-    `moment`, a receiver needs an instance for each sender; without, one instance may decode any number of streams.
+    `moment`, or where strides adapt, a receiver needs an instance for each sender; else one instance may decode any
+    number of streams.
+
+    `adapts`: every value has a stride, which both ends change by each payload alike, from 1 at a stream's first on.
     """
 
-    def __init__(self, name: str, coder: Coder, moment: SecondMoment | None = None) -> None:
+    def __init__(self, name: str, coder: Coder, moment: SecondMoment | None = None, *, adapts: bool = False) -> None:
         self.name = name
         self._coder = coder
         self._moment = moment
+        self._adapts = adapts
+        self._strides: torch.Tensor | None = None
         self._frames = FramePool()
         self._input = Flat()
         self._output = Flat()
@@ -61,7 +66,8 @@ class Feedback:
         def frame_for(body_bytes: int) -> Octets:
             return self._frames.new_frame(self._coder.kind, self._coder.form, self._number, body_bytes + side)
 
-        frame = self._coder.encode(flat, self._owed, None, self._number, True, frame_for)
+        strides = self._strides_at(self._number, flat)
+        frame = self._coder.encode(flat, self._owed, strides, self._number, True, frame_for)
         if self._moment is not None:
             self._moment.observe(flat)
             self._moment.encode(self._number, frame[len(frame) - side :])
@@ -76,11 +82,26 @@ class Feedback:
         if len(body) < side:
             raise CodecError(f"{len(body)} bytes where a second moment alone needs {side}")
         flat = into.detach().view(-1) if is_flat(into) else self._output.of(into)
-        self._coder.decode(body[: len(body) - side], flat, None, header.number, add=False)
+        levels = body[: len(body) - side]
+        if self._adapts:
+            if header.number != self._number + 1:
+                raise CodecError(f"payload {header.number} of a stream, where {self._number + 1} was expected")
+            check_size(len(levels), self._coder.body_bytes(len(flat)))
+            self._number = header.number
+        self._coder.decode(levels, flat, self._strides_at(header.number, flat), header.number, add=False)
         if self._moment is not None:
             self._moment.decode(header.number, body[len(body) - side :], flat)
         if not is_flat(into):
             into.copy_(flat.view(into.shape))
+
+    def _strides_at(self, number: int, like: torch.Tensor) -> torch.Tensor | None:
+        """The strides that payload `number` is coded in."""
+        if not self._adapts:
+            return None
+        if self._strides is None or number == 1:
+            self._strides = torch.ones_like(like, dtype=torch.float32)
+        check_elements(len(like), len(self._strides))
+        return self._strides
 
     @property
     def second_moment(self) -> torch.Tensor | None:
@@ -106,22 +127,25 @@ class Feedback:
         return 0.0 if self._owed is None else float(self._owed.norm())
 
     def state(self) -> dict[str, torch.Tensor]:
-        """For a checkpoint: what is owed, the number of the last payload, the second moment."""
+        """For a checkpoint: what is owed, the number of the last payload, strides, the second moment."""
         moment = {} if self._moment is None else self._moment.state()
         state = {_MOMENT + name: value for name, value in moment.items()}
         state["number"] = torch.tensor(self._number)
+        if self._strides is not None:
+            state["strides"] = self._strides
         return state if self._owed is None else {**state, "owed": self._owed}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on from a checkpoint."""
         self._number = int(state["number"])
         self._owed = state["owed"].clone() if "owed" in state else None
+        self._strides = state["strides"].clone() if "strides" in state else None
         if self._moment is not None:
             prefix = len(_MOMENT)
             self._moment.load_state({name[prefix:]: part for name, part in state.items() if name.startswith(_MOMENT)})
 
     def bytes_held(self) -> int:
-        """Memory of what is owed and of the second moment."""
+        """Memory of what is owed, of strides and of the second moment."""
         return sum(part.nbytes for part in self.state().values() if part.dim() > 0)
 
     def _moment_bytes(self, elements: int) -> int:

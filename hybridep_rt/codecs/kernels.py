@@ -14,7 +14,16 @@ import numba
 import numpy as np
 
 from hybridep_rt.codecs.lanes import lane_sum
-from hybridep_rt.codecs.levels import CHUNK, SAMPLE_RUN, TINY
+from hybridep_rt.codecs.levels import (
+    CHUNK,
+    NORMAL_SPREAD,
+    SAMPLE_RUN,
+    STRIDE_LEAST,
+    STRIDE_MOST,
+    TINY,
+    TRIT_BYTES,
+    TRITS,
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -23,6 +32,7 @@ _SIGN = np.int32(-(2**31))
 _MAGNITUDE = np.int32(2**31 - 1)
 _NAN = 0x7FC0
 _TINY = np.float32(TINY)
+_SPREAD, _LEAST, _MOST = np.float32(NORMAL_SPREAD), np.float32(STRIDE_LEAST), np.float32(STRIDE_MOST)
 _LEAST_NORMAL = np.int32(np.float32(2.0**-6).view(np.int32))
 _ROUND = np.float32(1.5 * 2**23)
 """Added to a small float and subtracted again, it leaves the nearest integer, ties to even."""
@@ -327,13 +337,20 @@ def _take(decoded: Any, state: Any, velocity: Any, row: int, rho: Any, gain: Any
 
 
 @_compiled
-def _decode(codes: Any, row: int, bits: int, magnitudes: Any, scale: Any, index: Any, decoded: Any) -> None:
-    """Levels times scales, with their signs."""
+def _unpack(codes: Any, row: int, bits: int, index: Any) -> None:
+    """The inverse of `_pack`."""
     width = CHUNK * bits // 8
+    mask = np.int32((1 << bits) - 1)
     for k in range(8 // bits):
         shift = np.int32(k * bits)
         for j in range(width):
-            index[k * width + j] = np.int32(codes[row, j]) >> shift
+            index[k * width + j] = (np.int32(codes[row, j]) >> shift) & mask
+
+
+@_compiled
+def _decode(codes: Any, row: int, bits: int, magnitudes: Any, scale: Any, index: Any, decoded: Any) -> None:
+    """Levels times scales, with their signs."""
+    _unpack(codes, row, bits, index)
     for i in range(CHUNK):
         decoded[i] = magnitudes[0]
     mask = np.int32((1 << (bits - 1)) - 1)
@@ -373,6 +390,208 @@ def decode_levels(
         else:
             _decode(codes, row, 4, magnitudes, scale, index, decoded)
         _take(decoded, state, velocity, row, rho, gain, add)
+
+
+@_compiled
+def _pack_trits(index: Any, codes: Any, row: int) -> None:
+    """Three levels as digits of base 3; see `reference.pack_trits`. A zero loses its sign in `index` too."""
+    for i in range(CHUNK):
+        index[i] = index[i] if (index[i] & 1) == 1 else 0
+    for j in range(TRIT_BYTES):
+        byte = np.int32(0)
+        power = np.int32(1)
+        for k in range(TRITS):
+            if k * TRIT_BYTES + j < CHUNK:
+                code = index[k * TRIT_BYTES + j]
+                byte += power * ((code & 1) + (code >> 1))
+            power *= 3
+        codes[row, j] = np.uint8(byte)
+
+
+@_compiled
+def _unpack_trits(codes: Any, row: int, index: Any) -> None:
+    """The inverse of `_pack_trits`."""
+    power = np.int32(1)
+    for k in range(TRITS):
+        for j in range(min(TRIT_BYTES, CHUNK - k * TRIT_BYTES)):
+            digit = (np.int32(codes[row, j]) // power) % 3
+            index[k * TRIT_BYTES + j] = digit | (digit >> 1)
+        power *= 3
+
+
+@_compiled
+def _load_strides(strides: Any, row: int, stride: Any, before: Any) -> None:
+    """Lengths, and which codes were negative before."""
+    for i in range(CHUNK):
+        stride[i] = abs(strides[row, i])
+        before[i] = np.int32(strides[row, i] < 0)
+
+
+@_compiled
+def _even_out(stride: Any, real: int) -> None:
+    """Strides [blocks, block] whose blocks have the mean 1, within bounds."""
+    blocks, block = stride.shape
+    for b in range(blocks):
+        mean = lane_sum(stride, b) / np.float32(max(1, min(block, real - b * block)))
+        for i in range(block):
+            even = stride[b, i] / mean if mean > 0 else np.float32(0)
+            even = _LEAST if even < _LEAST else even
+            stride[b, i] = _MOST if even > _MOST else even
+
+
+@_compiled
+def _stride(
+    step: Any, stride: Any, level: Any, before: Any, index: Any, bits: int, grow: Any, shrink: Any, decoded: Any
+) -> None:
+    """Decoded values of a chunk's codes, and how long its strides are after them."""
+    sign_bit = np.int32(bits - 1)
+    for i in range(CHUNK):
+        decoded[i] = level[i] * step[i] * _sign(index[i] >> sign_bit)
+    if bits == 1:
+        for i in range(CHUNK):
+            stride[i] *= grow if index[i] == before[i] else shrink
+    else:
+        for i in range(CHUNK):
+            stride[i] *= grow if (index[i] & 1) == 1 else shrink
+
+
+@_compiled
+def _store_strides(stride: Any, index: Any, bits: int, strides: Any, row: int) -> None:
+    sign_bit = np.int32(bits - 1)
+    for i in range(CHUNK):
+        strides[row, i] = stride[i] * _sign(index[i] >> sign_bit)
+
+
+@_compiled
+def _adaptive_scales(
+    size: Any, level: Any, index: Any, stride: Any, magnitudes: Any, thresholds: Any, scale: Any
+) -> None:
+    """The scale that makes levels as large as values; `level` becomes magnitudes times strides, `index` theirs.
+
+    `size` becomes 0 where the level is.
+    """
+    blocks, block = size.shape
+    for b in range(blocks):
+        total, reach = lane_sum(size, b), lane_sum(stride, b)
+        value = total / reach if reach > 0 else np.float32(0)
+        if len(thresholds) > 0:
+            bound = value * _SPREAD * thresholds[0]
+            low, high = magnitudes[0], magnitudes[1]
+            for i in range(block):
+                reached = not (size[b, i] < bound * stride[b, i])
+                index[b, i] = np.int32(reached)
+                level[b, i] = (high if reached else low) * stride[b, i]
+                size[b, i] = size[b, i] if level[b, i] > 0 else np.float32(0)
+            total, reach = lane_sum(size, b), lane_sum(level, b)
+            value = total / reach if reach > 0 else np.float32(0)
+        else:
+            for i in range(block):
+                index[b, i] = 0
+                level[b, i] = stride[b, i]
+        for i in range(block):
+            scale[b, i] = value
+
+
+@_compiled
+def encode_adaptive(
+    values: Any,
+    owed: Any,
+    strides: Any,
+    real: int,
+    bits: int,
+    three: bool,
+    magnitudes: Any,
+    thresholds: Any,
+    grow: Any,
+    shrink: Any,
+    even: bool,
+    scales: Any,
+    codes: Any,
+) -> None:
+    """Changes `owed` and `strides`, in rows of a chunk, of each of which the first `real` values count."""
+    blocks = scales.shape[1]
+    x, size, scale = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+    level, stride, decoded = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+    index, before = np.empty(CHUNK, np.int32), np.empty(CHUNK, np.int32)
+    x_bits, shape = x.view(np.int32), (blocks, CHUNK // blocks)
+    size_B, level_B, index_B, stride_B = (
+        size.reshape(shape),
+        level.reshape(shape),
+        index.reshape(shape),
+        stride.reshape(shape),
+    )
+    scale_B, scale_bits_B = scale.reshape(shape), scale.view(np.int32).reshape(shape)
+    for row in range(len(values)):
+        for i in range(CHUNK):
+            x[i] = values[row, i] + owed[row, i]
+        for i in range(CHUNK):
+            size[i] = abs(x[i])
+        _load_strides(strides, row, stride, before)
+        _adaptive_scales(size_B, level_B, index_B, stride_B, magnitudes, thresholds, scale_B)
+        spoilt = _round_scales(scale_B, scale_bits_B, np.float32(1), scales, row)
+        sign_bit = np.int32(bits - 1)
+        for i in range(CHUNK):
+            index[i] |= ((x_bits[i] >> 31) & 1) << sign_bit
+        if bits == 1:
+            _stride(scale, stride, level, before, index, 1, grow, shrink, decoded)
+            _pack(index, 1, codes, row)
+        else:
+            _stride(scale, stride, level, before, index, 2, grow, shrink, decoded)
+            if three:
+                _pack_trits(index, codes, row)
+            else:
+                _pack(index, 2, codes, row)
+        if even:
+            _even_out(stride_B, real)
+        _store_strides(stride, index, bits, strides, row)
+        if spoilt:
+            _spoil(scale, x, decoded, True)
+        for i in range(CHUNK):
+            owed[row, i] = x[i] - decoded[i]
+
+
+@_compiled
+def decode_adaptive(
+    scales: Any,
+    codes: Any,
+    into: Any,
+    strides: Any,
+    real: int,
+    bits: int,
+    three: bool,
+    magnitudes: Any,
+    grow: Any,
+    shrink: Any,
+    even: bool,
+) -> None:
+    """Changes `into` and `strides`, in rows of a chunk, of each of which the first `real` values count."""
+    blocks = scales.shape[1]
+    scale, level, stride = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+    decoded, shape = np.empty(CHUNK, np.float32), (blocks, CHUNK // blocks)
+    index, before = np.empty(CHUNK, np.int32), np.empty(CHUNK, np.int32)
+    scale_bits_B, stride_B = scale.view(np.int32).reshape(shape), stride.reshape(shape)
+    low, high = magnitudes[0], magnitudes[len(magnitudes) - 1]
+    for row in range(len(into)):
+        _spread_scales(scales, row, scale_bits_B)
+        _load_strides(strides, row, stride, before)
+        if bits == 1:
+            _unpack(codes, row, 1, index)
+            for i in range(CHUNK):
+                level[i] = stride[i]
+            _stride(scale, stride, level, before, index, 1, grow, shrink, decoded)
+        else:
+            if three:
+                _unpack_trits(codes, row, index)
+            else:
+                _unpack(codes, row, 2, index)
+            for i in range(CHUNK):
+                level[i] = (high if (index[i] & 1) == 1 else low) * stride[i]
+            _stride(scale, stride, level, before, index, 2, grow, shrink, decoded)
+        if even:
+            _even_out(stride_B, real)
+        _store_strides(stride, index, bits, strides, row)
+        for i in range(CHUNK):
+            into[row, i] = decoded[i]
 
 
 @_compiled

@@ -54,6 +54,16 @@ class Levels:
     magnitudes: npt.NDArray[np.float32]
     thresholds: npt.NDArray[np.float32]
 
+    @property
+    def is_ternary(self) -> bool:
+        """Whether zero is a level, without a sign on the wire."""
+        return bool(self.magnitudes[0] == 0)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk's codes: of three levels, 5 values a byte."""
+        return TRIT_BYTES if self.is_ternary else CHUNK * self.bits // 8
+
 
 @cache
 def lloyd_max(bits: int) -> Levels:
@@ -62,12 +72,53 @@ def lloyd_max(bits: int) -> Levels:
     return Levels(bits, magnitudes, thresholds)
 
 
+@cache
+def ternary() -> Levels:
+    """Zero, and one level for what is above 0.6 of the root mean square."""
+    return Levels(2, np.array([0, 1], np.float32), np.array([0.6], np.float32))
+
+
+TRITS = 5
+"""Values of three levels in a byte: 3 ** 5 = 243."""
+
+TRIT_BYTES = -(-CHUNK // TRITS)
+"""Of a chunk. Byte j holds the values j, j + TRIT_BYTES, ...: the last 4 bytes have one value less."""
+
+
+@dataclass(frozen=True)
+class Strides:
+    """How a value's own stride changes with its codes: by `grow` where it was too short, else by `shrink`.
+
+    It was too short where the upper of two levels was needed (Jayant's quantiser), or, of one level, where the sign
+    is that of the last code (as in continuously variable slope delta modulation): after a stride that is too long what
+    is owed has the other sign. Means of blocks become 1 again every `EVEN_EVERY` codes; then no stride is further from
+    it than `STRIDE_MOST`.
+    """
+
+    grow: np.float32
+    shrink: np.float32
+
+
+ONE_LEVEL = Strides(np.float32(2**0.125), np.float32(2**-0.0625))
+THREE_LEVELS = Strides(np.float32(2**0.1), np.float32(2**-0.1))
+FOUR_LEVELS = Strides(np.float32(2**0.2), np.float32(2**-0.08))
+"""Chosen on gradients of experts of a small language model: other powers in their neighbourhood do as well."""
+
+EVEN_EVERY = 16
+STRIDE_MOST = 256.0
+STRIDE_LEAST = 1 / STRIDE_MOST
+
+NORMAL_SPREAD = 1.2533141
+"""Root mean square of normal values in units of their mean magnitude."""
+
+
 @dataclass(frozen=True)
 class LevelCode:
     """How differences become levels: bits per value, values per scale, a factor on the scale, and the predictor.
 
     `gain` 0: no predictor. Else a copy's velocity, which keeps `rho` of itself per step, moves it by `gain` times
-    itself.
+    itself. `adapts`: levels are in units of a stride of each value's own, which both ends know: see `Strides`.
+    `three`: the levels of `ternary`.
     """
 
     bits: int
@@ -75,15 +126,22 @@ class LevelCode:
     factor: float = 1.0
     rho: float = 0.9
     gain: float = 0.0
+    adapts: bool = False
+    three: bool = False
+
+    @property
+    def strides(self) -> Strides:
+        """Of an adaptive code."""
+        return THREE_LEVELS if self.three else FOUR_LEVELS if self.bits > 1 else ONE_LEVEL
 
     @property
     def levels(self) -> Levels:
-        """The levels of that many bits."""
-        return lloyd_max(self.bits)
+        """The levels of that many bits, or three."""
+        return ternary() if self.three else lloyd_max(self.bits)
 
     def sizes(self, chunks: int) -> tuple[int, int]:
         """Scales and code bytes of that many chunks."""
-        return chunks * (CHUNK // self.block), chunks * (CHUNK * self.bits // 8)
+        return chunks * (CHUNK // self.block), chunks * self.levels.chunk_bytes
 
 
 @cache

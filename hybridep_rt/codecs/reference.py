@@ -16,9 +16,15 @@ from hybridep_rt.codecs.levels import (
     GROUP,
     LANES,
     LOG_STEPS,
+    NORMAL_SPREAD,
     SAMPLE_RUN,
+    STRIDE_LEAST,
+    STRIDE_MOST,
     TINY,
+    TRIT_BYTES,
+    TRITS,
     Levels,
+    Strides,
     fp8_magnitudes,
     fp8_values,
     log_magnitudes,
@@ -96,7 +102,7 @@ def encode_levels(
             index += size_B >= threshold * spread[:, None]
         level_B = levels.magnitudes[index]
         above, below = lane_sum(size_B * level_B), lane_sum(np.where(real_B, level_B * level_B, np.float32(0)))
-        scale = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+        scale = _ratio(above, below)
     scales = to_bf16(scale * np.float32(factor))
     negative = _blocks(np.signbit(x).astype(np.uint8), block)
     coded = Coded(scales, pack(np.asarray(negative << (levels.bits - 1) | index, np.uint8), levels.bits))
@@ -127,6 +133,49 @@ def decode_levels(
     return (state + np.float32(gain) * velocity) + decoded, np.float32(rho) * velocity + decoded
 
 
+def encode_adaptive(
+    values: Floats, owed: Floats, strides: Floats, *, block: int, levels: Levels, pace: Strides, even: bool
+) -> tuple[Coded, Floats, Floats]:
+    """Code `values + owed` in levels of 1 or 2 bits that are in units of each value's stride.
+
+    A scale makes the sum of the levels' magnitudes that of the values which aren't coded as 0. Returns the code, what
+    is owed after it and the strides, whose sign is that of the last code. `even`: their blocks' means become 1.
+    """
+    x = values + owed
+    size_B, stride_B = _blocks(np.abs(x), block), _blocks(np.abs(strides), block)
+    total, reach = lane_sum(size_B), lane_sum(stride_B)
+    index = np.zeros(size_B.shape, np.uint8)
+    if levels.bits > 1:
+        bound = _ratio(total, reach) * np.float32(NORMAL_SPREAD) * levels.thresholds[0]
+        index += ~(size_B < bound[:, None] * stride_B)
+        level_B = levels.magnitudes[index] * stride_B
+        total, reach = lane_sum(np.where(level_B > 0, size_B, np.float32(0))), lane_sum(level_B)
+    scales = to_bf16(_ratio(total, reach))
+    negative = _blocks(np.signbit(x).astype(np.uint8), block)
+    coded = Coded(scales, _packed(np.asarray(negative << (levels.bits - 1) | index, np.uint8), levels))
+    decoded, strides = decode_adaptive(coded, strides, block=block, levels=levels, pace=pace, even=even)
+    return coded, np.where(np.isnan(decoded), np.float32(0), x - decoded), strides
+
+
+def decode_adaptive(
+    coded: Coded, strides: Floats, *, block: int, levels: Levels, pace: Strides, even: bool
+) -> tuple[Floats, Floats]:
+    """The values of a code, and the strides after it."""
+    elements = len(strides)
+    index, negative = _split(coded, block, levels)
+    stride_B, before = _blocks(np.abs(strides), block), _blocks(strides < 0, block)
+    signs = np.where(negative, np.float32(-1), np.float32(1))
+    decoded = levels.magnitudes[index] * stride_B * from_bf16(coded.scales)[:, None] * signs
+    longer = index > 0 if levels.bits > 1 else negative == before
+    stride_B = stride_B * np.where(longer, pace.grow, pace.shrink)
+    if even:
+        count = np.maximum(_real(elements, block, len(stride_B)).sum(1), 1).astype(np.float32)
+        mean = (lane_sum(stride_B) / count)[:, None]
+        even_B = np.divide(stride_B, mean, out=np.zeros_like(stride_B), where=mean > 0)
+        stride_B = np.clip(even_B, np.float32(STRIDE_LEAST), np.float32(STRIDE_MOST))
+    return decoded.reshape(-1)[:elements], (stride_B * signs).reshape(-1)[:elements]
+
+
 def pack(codes: Octets, bits: int) -> Octets:
     """Codes of `bits` bits into bytes, chunk by chunk: byte j holds the codes j, j + width, ..., lowest bits first."""
     width = CHUNK * bits // 8
@@ -143,6 +192,20 @@ def unpack(packed: Octets, bits: int) -> Octets:
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     codes: Octets = packed.reshape(-1, 1, width) >> shifts & np.uint8(2**bits - 1)
     return codes.reshape(-1)
+
+
+def pack_trits(codes: Octets) -> Octets:
+    """2-bit codes of three levels as digits of base 3, 5 in a byte: 0 for zero, 1 for plus, 2 for minus."""
+    trits = np.where(codes & 1, 1 + (codes >> 1), 0).reshape(-1, CHUNK)
+    digits = np.pad(trits, ((0, 0), (0, TRITS * TRIT_BYTES - CHUNK))).reshape(-1, TRITS, TRIT_BYTES)
+    return np.asarray((digits * 3 ** np.arange(TRITS)[:, None]).sum(1), np.uint8).reshape(-1)
+
+
+def unpack_trits(packed: Octets) -> Octets:
+    """The codes that `pack_trits` packed, zero without a sign. A byte over 242 stands for what it is without 243."""
+    digits = packed.reshape(-1, 1, TRIT_BYTES) // 3 ** np.arange(TRITS)[:, None] % 3
+    digits = digits.reshape(-1, TRITS * TRIT_BYTES)[:, :CHUNK].reshape(-1)
+    return np.where(digits == 2, 3, digits).astype(np.uint8)
 
 
 def encode_scaled(values: Floats, *, block: int, fp8: bool) -> Coded:
@@ -238,11 +301,25 @@ def _real(elements: int, block: int, blocks: int) -> npt.NDArray[np.bool_]:
     return (np.arange(blocks * block) < elements).reshape(blocks, block)
 
 
+def _ratio(above: Floats, below: Floats) -> Floats:
+    """0 where there is nothing below."""
+    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+
+
+def _packed(codes: Octets, levels: Levels) -> Octets:
+    return pack_trits(codes) if levels.is_ternary else pack(codes, levels.bits)
+
+
+def _split(coded: Coded, block: int, levels: Levels) -> tuple[Octets, npt.NDArray[np.bool_]]:
+    """Indices of magnitudes [blocks, block], and which values are negative."""
+    codes = (unpack_trits(coded.codes) if levels.is_ternary else unpack(coded.codes, levels.bits)).reshape(-1, block)
+    return codes & np.uint8(2 ** (levels.bits - 1) - 1), codes >> (levels.bits - 1) > 0
+
+
 def _decoded(coded: Coded, block: int, levels: Levels) -> Floats:
-    codes = unpack(coded.codes, levels.bits).reshape(-1, block)
-    index, negative = codes & (2 ** (levels.bits - 1) - 1), codes >> (levels.bits - 1)
+    index, negative = _split(coded, block, levels)
     scale = from_bf16(coded.scales)[:, None]
-    size = levels.magnitudes[index] * scale if levels.bits > 1 else np.broadcast_to(scale, codes.shape)
+    size = levels.magnitudes[index] * scale if levels.bits > 1 else np.broadcast_to(scale, index.shape)
     return (size * np.where(negative, np.float32(-1), np.float32(1))).reshape(-1)
 
 

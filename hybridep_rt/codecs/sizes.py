@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 _FLOAT32_BYTES = 4
-_FED_BACK = ("4bit", "2bit", "1bit", "topk")
+_FED_BACK = ("4bit", "2bit", "ternary", "1bit", "topk")
 
 
 def wire_bytes(codecs: Codecs, dtype: torch.dtype, hidden: int) -> dict[str, float]:
@@ -29,9 +29,9 @@ def wire_bytes(codecs: Codecs, dtype: torch.dtype, hidden: int) -> dict[str, flo
 
 
 def feedback_bytes(spec: str) -> int:
-    """Memory per value at a sender of gradients: what is owed, and the second moment."""
+    """Memory per value at a sender of gradients: what is owed, strides and the second moment."""
     owed = _FLOAT32_BYTES if spec.partition(":")[0] in _FED_BACK else 0
-    return owed + (_FLOAT32_BYTES if options_of(spec).get("vs") else 0)
+    return owed + sum(_FLOAT32_BYTES for option in ("vs", "adapt") if options_of(spec).get(option))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ class HeldBytes:
     """Bytes of memory per parameter of an expert that codecs need.
 
     `copy`: at every holder but the home, beside weights and gradient. `feedback`: at the worker through which a DC's
-    gradients leave. `replica`: at the home of an expert that others hold. `moment`: at the home, for each DC that
-    returns gradients, and `own_moment` once if any does.
+    gradients leave. `replica`: at the home of an expert that others hold. `returning`: at the home, for each DC that
+    returns gradients, strides and its second moment, and `own_moment` once if any does.
     """
 
     copy: int
     feedback: int
     replica: int
-    moment: int
+    returning: int
     own_moment: int
 
     @classmethod
@@ -57,12 +57,13 @@ class HeldBytes:
         velocity = _FLOAT32_BYTES if chosen.get("predict") else 0
         # Copies that are no float32 can't hold a stream's state themselves.
         state = velocity + (_FLOAT32_BYTES if is_delta and str(dtype) != "torch.float32" else 0)
-        moment = _FLOAT32_BYTES if options_of(codecs.gradients).get("vs") else 0
+        gradients = options_of(codecs.gradients)
+        moment, strides = (_FLOAT32_BYTES if gradients.get(option) else 0 for option in ("vs", "adapt"))
         return cls(
             copy=state,
             feedback=feedback_bytes(codecs.gradients),
             replica=_FLOAT32_BYTES + velocity if is_delta else 0,
-            moment=moment,
+            returning=moment + strides,
             own_moment=2 * moment,
         )
 
@@ -74,5 +75,5 @@ class HeldBytes:
         return {
             "copy_bytes": copy_bytes + self.copy + self.feedback,
             "home_bytes": float(self.replica + self.own_moment),
-            "subscriber_bytes": float(self.moment),
+            "subscriber_bytes": float(self.returning),
         }

@@ -20,6 +20,6 @@ def layer_memory(tables: LayerTables, parameters: int, codecs: Codecs, dtype: to
         "copies": (2 * dtype.itemsize + held.copy) * len(tables.copies),
         "replicas": held.replica * published + mean,
         "feedback": held.feedback * len(tables.gateway_of),
-        "moments": held.moment * sum(returning) + held.own_moment * len(returning),
+        "returns": held.returning * sum(returning) + held.own_moment * len(returning),
     }
     return {name: parameters * size for name, size in each.items()}

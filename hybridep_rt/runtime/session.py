@@ -560,7 +560,7 @@ class Runtime:
 
     def _largest_memory(self) -> str:
         """Each part where it is largest, so that the sum is the most that any worker can need."""
-        names = ("copies", "replicas", "feedback", "moments")
+        names = ("copies", "replicas", "feedback", "returns")
         held = self.memory()
         most = self.all_reduce(torch.tensor([float(held.get(name, 0)) for name in names], dtype=torch.float64), "max")
         parts = ", ".join(f"{name} {format_size(size)}" for name, size in zip(names, most.tolist(), strict=True))
