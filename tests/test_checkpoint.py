@@ -24,7 +24,7 @@ from tests.test_switch import some_plans
 LAYOUT = Layout((2, 1, 1))
 CASE = Case(num_experts=5, top_k=2, steps=6, micro_tokens=tokens(LAYOUT, 6))
 PLANS = some_plans(LAYOUT, 5)
-LOSSY = Rung("lossy", Codecs("bf16", "delta-1bit:predict=0.5", "1bit:vs=2", dense="2bit"), warm_up_steps=2)
+LOSSY = Rung("lossy", Codecs("bf16", "delta-1bit:predict=0.5", "1bit:vs=2:adapt=1", dense="2bit"), warm_up_steps=2)
 
 
 def begun(runtime: Runtime) -> tuple[Model, torch.optim.Optimizer]:

@@ -23,6 +23,7 @@ HOLDERS = ((0, 1, 2), (0,), (0, 1), (0, 1, 2), (2,), (1, 2))
 RUNGS = (
     Rung("default", Codecs(tokens="int8", weights="delta-1bit:predict=0.5", gradients="1bit:vs=2"), 2),
     Rung("safe", Codecs(weights="delta-2bit:t=2", gradients="topk:keep=0.2"), 0),
+    Rung("lean", Codecs(tokens="int8", weights="delta-1bit:t=2:predict=0.3", gradients="ternary"), 1),
 )
 
 

@@ -148,7 +148,7 @@ def test_every_copy_is_the_one_that_its_home_knows(weights):
                         assert torch.equal(copy, there), (count, expert, holder)
 
 
-@pytest.mark.parametrize("gradients", ["2bit", "topk:keep=0.1"])
+@pytest.mark.parametrize("gradients", ["2bit", "ternary", "topk:keep=0.1"])
 def test_nothing_that_is_owed_gets_lost_or_comes_twice(gradients):
     """With a learning rate of 0 gradients don't depend on codecs: what came home and what is owed is all there was."""
     plans = some_plans(Layout((2, 1, 1)), 5)
