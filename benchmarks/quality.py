@@ -21,10 +21,18 @@ from benchmarks.quality_runs import ROWS, Settings, finished, run
 from benchmarks.report import report, write_report
 
 ORDER = (
-    *("exact", "default", "lean", "longer"),
-    *("null", "default-2bit", "sr-1", "sr-1-alone"),
-    *("extreme", "safe", "default-light", "sr-2"),
-    *("default-128", "default-cold"),
+    "exact",
+    "default",
+    "lean",
+    "longer",
+    "safe",
+    "null",
+    "sr-1",
+    "sr-1-alone",
+    "extreme",
+    "side",
+    "default-cold",
+    "sr-2",
 )
 AT_ONCE = 4
 

@@ -48,6 +48,8 @@ def _residual(title: str, keep: float, shared_every: int) -> Row:
     return Row(title, Rung("exact", Codecs(weights=f"sr:keep={keep}"), 0), shared_every=shared_every)
 
 
+_DEFAULT = find_rung("default").codecs
+
 ROWS = {
     **{rung.name: Row(rung.name, rung) for rung in LADDER},
     "null": Row("exact, other order of sums", copied=NOWHERE),
@@ -55,17 +57,9 @@ ROWS = {
     "sr-1": _residual("SR 1 %, shared", 0.01, 16),
     "sr-2": _residual("SR 2 %, shared", 0.02, 16),
     "sr-1-alone": _residual("SR 1 %, nothing shared", 0.01, 0),
-    "default-2bit": Row(
-        "weights of lean, gradients in 2 bits",
-        Rung("default", Codecs("int8", "delta-1bit:t=2:scale=1.3:block=128", "2bit:block=128"), 100),
-    ),
-    "default-128": Row(
-        "default, blocks of 128",
-        Rung("default", Codecs("int8", "delta-1bit:predict=0.5:block=128", "1bit:vs=32:block=128"), 100),
-    ),
-    "default-light": Row(
-        "default, warm-up in int8 and 4 bits",
-        replace(find_rung("default"), warm_up=Codecs(weights="int8", gradients="4bit")),
+    "side": Row(
+        "default with 1 bit and second moments",
+        replace(find_rung("default"), codecs=Codecs("int8", _DEFAULT.weights, "1bit:vs=16:block=256")),
     ),
     "default-cold": Row("default, no warm-up", replace(find_rung("default"), warm_up_steps=0)),
 }

@@ -35,8 +35,8 @@ JOB = Job(parse(TEXT), WORK, (uniform(8, 2, samples=256),), Compute(1e13))
 def test_a_rung_is_its_bytes_and_what_it_remembers() -> None:
     exact, safe, default = (with_codecs(WORK, rung(name).codecs) for name in ("exact", "safe", "default"))
     assert (exact.token_bytes, exact.weight_bytes, exact.copy_bytes, exact.home_bytes) == (4.0, 4.0, 8.0, 0.0)
-    assert (safe.token_bytes, safe.copy_bytes, safe.home_bytes, safe.subscriber_bytes) == (2.0, 12.0, 4.0, 0.0)
-    assert (default.copy_bytes, default.home_bytes, default.subscriber_bytes) == (20.0, 16.0, 4.0)
+    assert (safe.token_bytes, safe.copy_bytes, safe.home_bytes, safe.subscriber_bytes) == (2.0, 20.0, 8.0, 4.0)
+    assert (default.copy_bytes, default.home_bytes, default.subscriber_bytes) == (20.0, 8.0, 4.0)
     assert default.weight_bytes < safe.weight_bytes < 0.5
 
 

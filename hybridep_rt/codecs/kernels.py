@@ -393,73 +393,46 @@ def decode_levels(
 
 
 @_compiled
-def _pack_trits(index: Any, codes: Any, row: int) -> None:
-    """Three levels as digits of base 3; see `reference.pack_trits`. A zero loses its sign in `index` too."""
-    for i in range(CHUNK):
-        index[i] = index[i] if (index[i] & 1) == 1 else 0
+def _pack_trits(index: Any, rest: Any, codes: Any, row: int) -> None:
+    """Three levels as digits of base 3; see `reference.pack_trits`. Zeros have no sign here. `rest` is scratch."""
     for j in range(TRIT_BYTES):
-        byte = np.int32(0)
-        power = np.int32(1)
-        for k in range(TRITS):
-            if k * TRIT_BYTES + j < CHUNK:
-                code = index[k * TRIT_BYTES + j]
-                byte += power * ((code & 1) + (code >> 1))
-            power *= 3
-        codes[row, j] = np.uint8(byte)
+        rest[j] = 0
+    for k in range(TRITS - 1, -1, -1):
+        first = k * TRIT_BYTES
+        for j in range(min(TRIT_BYTES, CHUNK - first)):
+            code = index[first + j]
+            rest[j] = rest[j] * 3 + (code & 1) + (code >> 1)
+    for j in range(TRIT_BYTES):
+        codes[row, j] = np.uint8(rest[j])
 
 
 @_compiled
-def _unpack_trits(codes: Any, row: int, index: Any) -> None:
-    """The inverse of `_pack_trits`."""
-    power = np.int32(1)
+def _unpack_trits(codes: Any, row: int, rest: Any, index: Any) -> None:
+    """The inverse of `_pack_trits`. x * 171 >> 9 is x // 3 for a byte."""
+    for j in range(TRIT_BYTES):
+        rest[j] = np.int32(codes[row, j])
     for k in range(TRITS):
-        for j in range(min(TRIT_BYTES, CHUNK - k * TRIT_BYTES)):
-            digit = (np.int32(codes[row, j]) // power) % 3
-            index[k * TRIT_BYTES + j] = digit | (digit >> 1)
-        power *= 3
+        first = k * TRIT_BYTES
+        for j in range(min(TRIT_BYTES, CHUNK - first)):
+            third = (rest[j] * np.int32(171)) >> np.int32(9)
+            digit = rest[j] - third * np.int32(3)
+            rest[j] = third
+            index[first + j] = digit | (digit >> np.int32(1))
 
 
 @_compiled
-def _load_strides(strides: Any, row: int, stride: Any, before: Any) -> None:
-    """Lengths, and which codes were negative before."""
-    for i in range(CHUNK):
-        stride[i] = abs(strides[row, i])
-        before[i] = np.int32(strides[row, i] < 0)
-
-
-@_compiled
-def _even_out(stride: Any, real: int) -> None:
-    """Strides [blocks, block] whose blocks have the mean 1, within bounds."""
+def _even_out(strides: Any, row: int, real: int, stride: Any) -> None:
+    """Give the blocks of a row of strides the mean 1, within bounds; `stride` [blocks, block] is scratch."""
     blocks, block = stride.shape
     for b in range(blocks):
+        for i in range(block):
+            stride[b, i] = abs(strides[row, b * block + i])
         mean = lane_sum(stride, b) / np.float32(max(1, min(block, real - b * block)))
         for i in range(block):
             even = stride[b, i] / mean if mean > 0 else np.float32(0)
             even = _LEAST if even < _LEAST else even
-            stride[b, i] = _MOST if even > _MOST else even
-
-
-@_compiled
-def _stride(
-    step: Any, stride: Any, level: Any, before: Any, index: Any, bits: int, grow: Any, shrink: Any, decoded: Any
-) -> None:
-    """Decoded values of a chunk's codes, and how long its strides are after them."""
-    sign_bit = np.int32(bits - 1)
-    for i in range(CHUNK):
-        decoded[i] = level[i] * step[i] * _sign(index[i] >> sign_bit)
-    if bits == 1:
-        for i in range(CHUNK):
-            stride[i] *= grow if index[i] == before[i] else shrink
-    else:
-        for i in range(CHUNK):
-            stride[i] *= grow if (index[i] & 1) == 1 else shrink
-
-
-@_compiled
-def _store_strides(stride: Any, index: Any, bits: int, strides: Any, row: int) -> None:
-    sign_bit = np.int32(bits - 1)
-    for i in range(CHUNK):
-        strides[row, i] = stride[i] * _sign(index[i] >> sign_bit)
+            even = _MOST if even > _MOST else even
+            strides[row, b * block + i] = -even if strides[row, b * block + i] < 0 else even
 
 
 @_compiled
@@ -484,10 +457,6 @@ def _adaptive_scales(
                 size[b, i] = size[b, i] if level[b, i] > 0 else np.float32(0)
             total, reach = lane_sum(size, b), lane_sum(level, b)
             value = total / reach if reach > 0 else np.float32(0)
-        else:
-            for i in range(block):
-                index[b, i] = 0
-                level[b, i] = stride[b, i]
         for i in range(block):
             scale[b, i] = value
 
@@ -509,45 +478,47 @@ def encode_adaptive(
     codes: Any,
 ) -> None:
     """Changes `owed` and `strides`, in rows of a chunk, of each of which the first `real` values count."""
-    blocks = scales.shape[1]
+    shape = (scales.shape[1], CHUNK // scales.shape[1])
     x, size, scale = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    level, stride, decoded = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    index, before = np.empty(CHUNK, np.int32), np.empty(CHUNK, np.int32)
-    x_bits, shape = x.view(np.int32), (blocks, CHUNK // blocks)
-    size_B, level_B, index_B, stride_B = (
-        size.reshape(shape),
-        level.reshape(shape),
-        index.reshape(shape),
-        stride.reshape(shape),
-    )
-    scale_B, scale_bits_B = scale.reshape(shape), scale.view(np.int32).reshape(shape)
+    level, stride = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+    index, before = np.zeros(CHUNK, np.int32), np.empty(CHUNK, np.int32)
+    x_bits = x.view(np.int32)
+    size_B, level_B, stride_B = size.reshape(shape), level.reshape(shape), stride.reshape(shape)
+    index_B, scale_B, scale_bits_B = index.reshape(shape), scale.reshape(shape), scale.view(np.int32).reshape(shape)
+    rest = np.empty(TRIT_BYTES, np.int32)
+    signs_of_zero = np.int32(0) if three else np.int32(1)
     for row in range(len(values)):
         for i in range(CHUNK):
             x[i] = values[row, i] + owed[row, i]
-        for i in range(CHUNK):
             size[i] = abs(x[i])
-        _load_strides(strides, row, stride, before)
+            stride[i] = abs(strides[row, i])
+            before[i] = np.int32(strides[row, i] < 0)
         _adaptive_scales(size_B, level_B, index_B, stride_B, magnitudes, thresholds, scale_B)
         spoilt = _round_scales(scale_B, scale_bits_B, np.float32(1), scales, row)
-        sign_bit = np.int32(bits - 1)
-        for i in range(CHUNK):
-            index[i] |= ((x_bits[i] >> 31) & 1) << sign_bit
         if bits == 1:
-            _stride(scale, stride, level, before, index, 1, grow, shrink, decoded)
+            for i in range(CHUNK):
+                negative = (x_bits[i] >> 31) & 1
+                owed[row, i] = x[i] - stride[i] * scale[i] * _sign(negative)
+                strides[row, i] = stride[i] * (grow if negative == before[i] else shrink) * _sign(negative)
+                index[i] = negative
             _pack(index, 1, codes, row)
         else:
-            _stride(scale, stride, level, before, index, 2, grow, shrink, decoded)
+            for i in range(CHUNK):
+                reached = index[i]
+                negative = (x_bits[i] >> 31) & (reached | signs_of_zero)
+                owed[row, i] = x[i] - level[i] * scale[i] * _sign(negative)
+                strides[row, i] = stride[i] * (grow if reached == 1 else shrink) * _sign(negative)
+                index[i] = reached | (negative << np.int32(1))
             if three:
-                _pack_trits(index, codes, row)
+                _pack_trits(index, rest, codes, row)
             else:
                 _pack(index, 2, codes, row)
         if even:
-            _even_out(stride_B, real)
-        _store_strides(stride, index, bits, strides, row)
+            _even_out(strides, row, real, stride_B)
         if spoilt:
-            _spoil(scale, x, decoded, True)
-        for i in range(CHUNK):
-            owed[row, i] = x[i] - decoded[i]
+            for i in range(CHUNK):
+                if np.isnan(scale[i]):
+                    owed[row, i] = 0
 
 
 @_compiled
@@ -565,33 +536,35 @@ def decode_adaptive(
     even: bool,
 ) -> None:
     """Changes `into` and `strides`, in rows of a chunk, of each of which the first `real` values count."""
-    blocks = scales.shape[1]
-    scale, level, stride = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    decoded, shape = np.empty(CHUNK, np.float32), (blocks, CHUNK // blocks)
+    shape = (scales.shape[1], CHUNK // scales.shape[1])
+    scale, stride = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
     index, before = np.empty(CHUNK, np.int32), np.empty(CHUNK, np.int32)
     scale_bits_B, stride_B = scale.view(np.int32).reshape(shape), stride.reshape(shape)
+    rest = np.empty(TRIT_BYTES, np.int32)
     low, high = magnitudes[0], magnitudes[len(magnitudes) - 1]
     for row in range(len(into)):
         _spread_scales(scales, row, scale_bits_B)
-        _load_strides(strides, row, stride, before)
+        for i in range(CHUNK):
+            stride[i] = abs(strides[row, i])
+            before[i] = np.int32(strides[row, i] < 0)
         if bits == 1:
             _unpack(codes, row, 1, index)
             for i in range(CHUNK):
-                level[i] = stride[i]
-            _stride(scale, stride, level, before, index, 1, grow, shrink, decoded)
+                negative = index[i]
+                into[row, i] = stride[i] * scale[i] * _sign(negative)
+                strides[row, i] = stride[i] * (grow if negative == before[i] else shrink) * _sign(negative)
         else:
             if three:
-                _unpack_trits(codes, row, index)
+                _unpack_trits(codes, row, rest, index)
             else:
                 _unpack(codes, row, 2, index)
             for i in range(CHUNK):
-                level[i] = (high if (index[i] & 1) == 1 else low) * stride[i]
-            _stride(scale, stride, level, before, index, 2, grow, shrink, decoded)
+                reached = index[i] & 1
+                sign = _sign(index[i] >> np.int32(1))
+                into[row, i] = (high if reached == 1 else low) * stride[i] * scale[i] * sign
+                strides[row, i] = stride[i] * (grow if reached == 1 else shrink) * sign
         if even:
-            _even_out(stride_B, real)
-        _store_strides(stride, index, bits, strides, row)
-        for i in range(CHUNK):
-            into[row, i] = decoded[i]
+            _even_out(strides, row, real, stride_B)
 
 
 @_compiled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hybridep_rt.codecs.codec import Codecs, parse_kinds
+from hybridep_rt.codecs.codec import Codecs, options_of, parse_kinds
 from hybridep_rt.errors import ConfigError
 
 _LOSSLESS = Codecs()
@@ -28,23 +28,49 @@ class Rung:
         first = self.warm_up
         return replace(self.codecs, weights=first.weights, gradients=first.gradients, dense=first.dense)
 
+    @property
+    def specs(self) -> tuple[str, ...]:
+        """All codecs, of the warm-up too."""
+        return tuple(dict.fromkeys(self.codecs.specs + (self.warm_up.specs if self.warm_up_steps else ())))
+
     def without_moments(self) -> Rung:
-        """For an optimizer that doesn't take second moments from outside: 2 bits where gradients would have 1."""
+        """For an optimizer that doesn't take second moments from outside: 2 bits where gradients would have 1.
+
+        Unless strides adapt: then what is decoded has each value's own size, and its squares tell the moment.
+        """
         name, *options = self.codecs.gradients.split(":")
-        if name != "1bit":
+        if name != "1bit" or options_of(self.codecs.gradients)["adapt"]:
             return self
         kept = [option for option in options if not option.startswith(("vs=", "beta="))]
         return replace(self, codecs=replace(self.codecs, gradients=":".join(["2bit", *kept])))
 
 
+_SAFE = Codecs(tokens="bf16", weights="delta-2bit:predict=0.5:block=256", gradients="2bit:adapt=1:block=256")
+_WARM_UP_STEPS = 200
+
 LADDER = (
     Rung("exact", Codecs(), 0),
-    Rung("safe", Codecs(tokens="bf16", weights="delta-2bit", gradients="4bit"), 0),
-    Rung("default", Codecs(tokens="int8", weights="delta-1bit:predict=0.5", gradients="1bit:vs=16"), 100),
-    Rung("lean", Codecs(tokens="int8", weights="delta-1bit:t=2:scale=1.3:block=128", gradients="1bit:vs=32"), 100),
-    Rung("extreme", Codecs(tokens="int8", weights="delta-1bit:t=4:scale=1.3", gradients="1bit:t=2:vs=32"), 100),
+    Rung("safe", _SAFE, 0),
+    Rung(
+        "default",
+        Codecs(tokens="int8", weights="delta-1bit:predict=0.5:block=256", gradients="ternary"),
+        _WARM_UP_STEPS,
+        _SAFE,
+    ),
+    Rung(
+        "lean",
+        Codecs(tokens="int8", weights="delta-1bit:t=2:predict=0.3:block=256", gradients="1bit:adapt=1:block=256"),
+        _WARM_UP_STEPS,
+        _SAFE,
+    ),
+    Rung(
+        "extreme",
+        Codecs(tokens="int8", weights="delta-1bit:t=4:scale=1.3:block=256", gradients="1bit:adapt=1:t=2:block=256"),
+        _WARM_UP_STEPS,
+        _SAFE,
+    ),
 )
-"""From faithful to small."""
+"""From faithful to small. What coarse codecs cost is made while weights move fast, so the first steps are `safe`."""
 
 EXACT = LADDER[0]
 

@@ -31,7 +31,15 @@ def wire_bytes(codecs: Codecs, dtype: torch.dtype, hidden: int) -> dict[str, flo
 def feedback_bytes(spec: str) -> int:
     """Memory per value at a sender of gradients: what is owed, strides and the second moment."""
     owed = _FLOAT32_BYTES if spec.partition(":")[0] in _FED_BACK else 0
-    return owed + sum(_FLOAT32_BYTES for option in ("vs", "adapt") if options_of(spec).get(option))
+    return owed + _strides_bytes(spec) + _moment_bytes(spec)
+
+
+def _strides_bytes(spec: str) -> int:
+    return _FLOAT32_BYTES if spec.partition(":")[0] == "ternary" or options_of(spec).get("adapt") else 0
+
+
+def _moment_bytes(spec: str) -> int:
+    return _FLOAT32_BYTES if options_of(spec).get("vs") else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +65,12 @@ class HeldBytes:
         velocity = _FLOAT32_BYTES if chosen.get("predict") else 0
         # Copies that are no float32 can't hold a stream's state themselves.
         state = velocity + (_FLOAT32_BYTES if is_delta and str(dtype) != "torch.float32" else 0)
-        gradients = options_of(codecs.gradients)
-        moment, strides = (_FLOAT32_BYTES if gradients.get(option) else 0 for option in ("vs", "adapt"))
+        moment = _moment_bytes(codecs.gradients)
         return cls(
             copy=state,
             feedback=feedback_bytes(codecs.gradients),
             replica=_FLOAT32_BYTES + velocity if is_delta else 0,
-            returning=moment + strides,
+            returning=moment + _strides_bytes(codecs.gradients),
             own_moment=2 * moment,
         )
 

@@ -173,7 +173,7 @@ class Runtime:
         self._takes_moments = isinstance(optimizer, AdamW)
         self.rung = self._fitting(self.rung)
         self._codecs_in_use = self.codecs
-        compile_kernels(self.rung.codecs.specs, with_adamw=isinstance(optimizer, AdamW))
+        compile_kernels(self.rung.specs, with_adamw=isinstance(optimizer, AdamW))
         experts = {id(p) for layer in self._layers for p in layer.expert_parameters()}
         self._dense = [p for p in model.parameters() if id(p) not in experts and p.requires_grad]
         self._dense_gradients = DenseGradients(self._dense, self.codecs.dense)
