@@ -41,15 +41,25 @@ AT_ONCE = 4
 @click.argument("folder", metavar="RUNS", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--rows", default=",".join(ORDER), show_default=True, help="those to train")
 @click.option("--seeds", default="0,1,2", show_default=True)
+@click.option(
+    "--steps", default=Settings().steps, show_default=True, help="of every run; other lengths, another folder"
+)
 @click.option("--processes", default=1, show_default=True, help="runs at a time, on one core each")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--quick", is_flag=True, help="a tiny model and 30 steps, to see that it works")
 def main(
-    folder: Path, rows: str, seeds: str, processes: int, json_file: Path | None, plot_file: Path | None, quick: bool
+    folder: Path,
+    rows: str,
+    seeds: str,
+    steps: int,
+    processes: int,
+    json_file: Path | None,
+    plot_file: Path | None,
+    quick: bool,
 ) -> None:
     """Train what is missing, then report all that is there."""
-    settings = Settings().quick() if quick else Settings()
+    settings = Settings().quick() if quick else Settings(steps=steps)
     chosen = [row for row in rows.split(",") if row]
     unknown = set(chosen) - ROWS.keys()
     if unknown:
