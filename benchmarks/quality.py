@@ -1,8 +1,8 @@
 """What codecs do to learning: a small language model trained over four emulated DCs, against exact training.
 
-    python -m benchmarks.quality RUNS --json benchmarks/results/quality.json --plot benchmarks/results/quality.png
+    python -m benchmarks.quality --json benchmarks/results/quality.json --plot benchmarks/results/quality.png
 
-Each run is a file in the folder RUNS. What is there isn't trained again, so the hours this takes may be interrupted.
+Each run is a file in a folder. What is there isn't trained again, so the hours this takes may be interrupted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import mkdtemp
 
 import click
 from rich.console import Console
@@ -19,6 +20,7 @@ from rich.console import Console
 from benchmarks.quality_report import evaluate, plot, results, table
 from benchmarks.quality_runs import ROWS, Settings, finished, run
 from benchmarks.report import report, write_report
+from examples.text_data import load_text
 
 ORDER = (
     "exact",
@@ -34,11 +36,12 @@ ORDER = (
     "default-cold",
     "sr-2",
 )
-AT_ONCE = 4
+AT_ONCE = 3
+RUNS = Path("benchmarks/results/quality")
 
 
 @click.command(help=__doc__.partition("\n")[0])
-@click.argument("folder", metavar="RUNS", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", metavar="[RUNS]", required=False, type=click.Path(file_okay=False, path_type=Path))
 @click.option("--rows", default=",".join(ORDER), show_default=True, help="those to train")
 @click.option("--seeds", default="0,1,2", show_default=True)
 @click.option(
@@ -49,7 +52,7 @@ AT_ONCE = 4
 @click.option("--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--quick", is_flag=True, help="a tiny model and 30 steps, to see that it works")
 def main(
-    folder: Path,
+    folder: Path | None,
     rows: str,
     seeds: str,
     steps: int,
@@ -64,18 +67,23 @@ def main(
     unknown = set(chosen) - ROWS.keys()
     if unknown:
         raise click.BadParameter(f"no row {', '.join(sorted(unknown))}: there are {', '.join(ROWS)}")
+    if folder is None:
+        folder = RUNS if settings == Settings() else Path(mkdtemp(prefix="quality-"))
     folder.mkdir(parents=True, exist_ok=True)
     console = Console()
     # A few rows with all their seeds, then the next few: what was stopped early says something about the first.
     groups = [chosen[first : first + AT_ONCE] for first in range(0, len(chosen), AT_ONCE)]
     jobs = [(row, int(seed)) for group in groups for seed in seeds.split(",") for row in group]
-    missing = [job for job in jobs if finished(_file(folder, *job), settings) is None]
+    text = load_text()
+    missing = [job for job in jobs if finished(_file(folder, *job), job[0], settings, text) is None]
     # A process for each run: a runtime numbers the layers of all models that it ever saw.
     with ProcessPoolExecutor(processes, get_context("spawn"), max_tasks_per_child=1) as pool:
         for future in as_completed([pool.submit(_train, folder, *job, settings) for job in missing]):
             console.print(future.result())
     files = ((row, int(seed)) for row, _, seed in (file.stem.rpartition("-") for file in folder.glob("*-*.json")))
-    there = {job: content for job in files if (content := finished(_file(folder, *job), settings)) is not None}
+    known = (job for job in files if job[0] in ROWS)
+    read = {job: finished(_file(folder, *job), job[0], settings, text) for job in known}
+    there = {job: content for job, content in read.items() if content is not None}
     found = evaluate(there)
     console.print(table(found))
     if json_file is not None:

@@ -99,9 +99,8 @@ def run(name: str, seed: int, settings: Settings) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     hybridep_rt.init()
-    row, text = ROWS[name], load_text()
+    row, text = _row_of(name, settings), load_text()
     steps = round(settings.steps * row.length)
-    row = replace(row, rung=replace(row.rung, warm_up_steps=min(row.rung.warm_up_steps, steps // 4)))
     model = TextModel(settings.shape, settings.shape.sequence, seed)
     optimizer = hybridep_rt.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
     dcs = _emulate(row, model, optimizer, settings.shape)
@@ -117,9 +116,7 @@ def run(name: str, seed: int, settings: Settings) -> dict[str, Any]:
     return {
         "row": name,
         "seed": seed,
-        "settings": asdict(settings),
-        "rung": asdict(row.rung),
-        "text": {"source": text.source, "digest": text.digest},
+        **_conditions(row, settings, text),
         "parameters": _parameters(model),
         "final": _evaluate(model, final),
         "curve": curve,
@@ -129,12 +126,25 @@ def run(name: str, seed: int, settings: Settings) -> dict[str, Any]:
     }
 
 
-def finished(file: Path, settings: Settings) -> dict[str, Any] | None:
-    """What `run` wrote there, if it was one of these settings."""
+def finished(file: Path, name: str, settings: Settings, text: Text) -> dict[str, Any] | None:
+    """What `run` wrote there, if it was one of that row, as it is now, with these settings and this text."""
     if not file.exists():
         return None
     content: dict[str, Any] = json.loads(file.read_text())
-    return content if content["settings"] == json.loads(json.dumps(asdict(settings))) else None
+    wanted = json.loads(json.dumps(_conditions(_row_of(name, settings), settings, text)))
+    return content if all(content[key] == value for key, value in wanted.items()) else None
+
+
+def _row_of(name: str, settings: Settings) -> Row:
+    row = ROWS[name]
+    most = round(settings.steps * row.length) // 4
+    return replace(row, rung=replace(row.rung, warm_up_steps=min(row.rung.warm_up_steps, most)))
+
+
+def _conditions(row: Row, settings: Settings, text: Text) -> dict[str, Any]:
+    """All that a run's outcome depends on, but for the seed and the machine."""
+    told = {"source": text.source, "digest": text.digest}
+    return {"settings": asdict(settings), "rung": asdict(row.rung), "text": told}
 
 
 def _emulate(row: Row, model: TextModel, optimizer: hybridep_rt.AdamW, shape: TextShape) -> EmulatedDCs:
