@@ -201,6 +201,16 @@ def test_logs(engine, block, elements, odd, seed):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@given(SIZES, st.integers(0, 999))
+def test_a_copy_drifts(engine, elements, seed):
+    state, velocity = numbers(elements, seed), numbers(elements, seed + 1)
+    held, moving = tensors(state, velocity)
+    engine.drift(held, moving, LevelCode(1, 64, rho=0.9, gain=0.3))
+    assert same(held, state + np.float32(0.3) * velocity)
+    assert same(moving, np.float32(0.9) * velocity)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_moment_is_tracked(engine):
     values, moment = tensors(numbers(300, 1), np.abs(numbers(300, 2)))
     expected = 0.95 * moment + 0.05 * values**2

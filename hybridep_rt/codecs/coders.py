@@ -177,8 +177,7 @@ class LevelCoder:
     def _drift(self, state: torch.Tensor, velocity: torch.Tensor | None, rest: slice) -> None:
         """What only the velocity moves. Multiplied and added apart, as a fused operation would round otherwise."""
         if velocity is not None:
-            state += velocity[rest] * self.code.gain
-            velocity[rest] *= self.code.rho
+            engine(state).drift(state, velocity[rest], self.code)
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,14 @@ def decode_levels(coded: Coded, state: torch.Tensor, velocity: torch.Tensor | No
         _restore(moving_rest, moving[whole * CHUNK :])
 
 
+def drift(state: torch.Tensor, velocity: torch.Tensor, code: LevelCode) -> None:
+    """Move a state by its velocity alone, which keeps `rho` of itself."""
+    held, moving = state.numpy(), velocity.numpy()
+    whole = len(held) // CHUNK * CHUNK
+    for part, width in ((slice(0, whole), CHUNK), (slice(whole, len(held)), 1)):
+        kernels.drift(_rows(held[part], width), _rows(moving[part], width), np.float32(code.rho), np.float32(code.gain))
+
+
 def encode_adaptive(
     values: torch.Tensor, owed: torch.Tensor, strides: torch.Tensor, code: LevelCode, even: bool, out: Coded
 ) -> None:

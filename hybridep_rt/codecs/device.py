@@ -75,6 +75,12 @@ def decode_levels(coded: Coded, state: torch.Tensor, velocity: torch.Tensor | No
     state += decoded
 
 
+def drift(state: torch.Tensor, velocity: torch.Tensor, code: LevelCode) -> None:
+    """Move a state by its velocity alone, which keeps `rho` of itself."""
+    state += velocity * code.gain
+    velocity *= code.rho
+
+
 def encode_adaptive(
     values: torch.Tensor, owed: torch.Tensor, strides: torch.Tensor, code: LevelCode, even: bool, out: Coded
 ) -> None:

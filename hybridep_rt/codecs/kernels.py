@@ -238,6 +238,15 @@ def _pack(index: Any, bits: int, codes: Any, row: int) -> None:
 
 
 @_compiled
+def drift(state: Any, velocity: Any, rho: Any, gain: Any) -> None:
+    """What only the velocity moves, in rows of a chunk."""
+    for row in range(len(state)):
+        for i in range(state.shape[1]):
+            state[row, i] += gain * velocity[row, i]
+            velocity[row, i] *= rho
+
+
+@_compiled
 def encode_levels(
     values: Any,
     state: Any,
