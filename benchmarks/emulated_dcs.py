@@ -9,6 +9,7 @@ Shapes: N tokens of all DCs in the order of the DCs, equally many each; H hidden
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
@@ -270,7 +271,8 @@ class EmulatedDCs:
     ) -> None:
         self.layers = list(layers)
         experts = {id(parameter) for layer in self.layers for parameter in layer.experts.parameters()}
-        self._dense = [parameter for parameter in parameters if id(parameter) not in experts]
+        self._parameters = list(parameters)
+        self._dense = [parameter for parameter in self._parameters if id(parameter) not in experts]
         self._dcs = self.layers[0].dcs
         self._optimizer = optimizer
         self._rung = rung
@@ -278,8 +280,11 @@ class EmulatedDCs:
         optimizer.publish_with(self._publish)
         self._publish(None)
 
-    def step(self, loss: torch.Tensor) -> Sent:
-        """Backward, update, and new copies; what was sent for it. `loss`: the mean over the DCs, without aux losses."""
+    def step(self, loss: torch.Tensor, clip: float = math.inf) -> Sent:
+        """Backward, update, and new copies; what was sent for it. `loss`: the mean over the DCs, without aux losses.
+
+        `clip`: the largest norm of all gradients together.
+        """
         (self._dcs * loss + sum(layer.aux_loss for layer in self.layers)).backward()
         for layer in self.layers:
             layer.sent = Sent()
@@ -287,6 +292,8 @@ class EmulatedDCs:
         for parameter in self._dense:
             if parameter.grad is not None:
                 parameter.grad.div_(self._dcs)
+        if clip < math.inf:
+            nn.utils.clip_grad_norm_(self._parameters, clip)
         self._done += 1
         for layer in self.layers:
             layer.change(self._rung.codecs_at(self._done))
