@@ -69,8 +69,8 @@ ROWS = {
 class Settings:
     """Of all runs that are compared. Learning rate: linear warm-up, then a cosine to 0.
 
-    A calm course: with a higher rate, a shorter warm-up or no clipping, runs that differ by a thousandth at the start end
-    far enough apart to hide what codecs do.
+    A calm course: with a higher rate, a shorter warm-up or no clipping, runs that differ by a thousandth at the start
+    end far enough apart to hide what codecs do.
     """
 
     steps: int = 2000
