@@ -12,7 +12,7 @@ import hybridep_rt
 from hybridep_rt.codecs.codec import Codecs
 from hybridep_rt.codecs.delta import Delta
 from hybridep_rt.codecs.feedback import Feedback
-from hybridep_rt.codecs.ladder import LADDER
+from hybridep_rt.codecs.ladder import LADDER, Rung
 from hybridep_rt.codecs.sizes import HeldBytes
 from hybridep_rt.planner.economics import LayerShape, Workload, price
 from hybridep_rt.planner.job import Compute, Job
@@ -62,6 +62,13 @@ def test_what_is_said_at_attach_is_what_codecs_hold(rung):
             found["copies"] += copied * held.copy
             found["returns"] += held.own_moment * returning
             assert said == found
+
+
+def test_a_warm_up_that_needs_more_counts():
+    light = Rung("light", Codecs(weights="delta-1bit"), 3, Codecs(weights="delta-1bit:predict=0.5"))
+    warmed, cold = (run_fleet(plan(), measure, rung=rung) for rung in (light, replace(light, warm_up_steps=0)))
+    for (said, *_), (without, *_) in zip(warmed, cold, strict=True):
+        assert said["replicas"] == 2 * without["replicas"] > 0
 
 
 def test_both_models_of_the_planner_count_the_same():

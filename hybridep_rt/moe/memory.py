@@ -11,7 +11,7 @@ from hybridep_rt.moe.tables import LayerTables
 
 
 def layer_memory(tables: LayerTables, parameters: int, codecs: Codecs, dtype: torch.dtype) -> dict[str, int]:
-    """Bytes by what they are for, in experts of that many parameters. A warm-up needs less, or holds exact copies."""
+    """Bytes by what they are for, in experts of that many parameters."""
     held = HeldBytes.of(codecs, dtype)
     returning = [len(sources) for sources in tables.subscribers.values() if sources]
     published = sum(map(tables.is_published, tables.homes))

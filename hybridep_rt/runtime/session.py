@@ -322,12 +322,19 @@ class Runtime:
             self._watch_steps(self.plan)
 
     def memory(self) -> dict[str, int]:
-        """Bytes that this worker needs for copies, replicas of others' copies, feedback and second moments."""
+        """Bytes that this worker needs for copies, replicas of others' copies, feedback and what comes back to homes.
+
+        Each as much as the rung's warm-up needs, or the steps after it.
+        """
+        parts = [self._memory_in(codecs) for codecs in (self.rung.codecs_at(0), self.rung.codecs)]
+        return {name: max(part[name] for part in parts) for name in parts[-1]}
+
+    def _memory_in(self, codecs: Codecs) -> Counter[str]:
         total = Counter[str]()
         for layer in self._layers:
-            total.update(layer.memory(self.rung.codecs))
-        total["feedback"] += self._dense_gradients.memory(self.rung.codecs.dense, self.site_size)
-        return dict(total)
+            total.update(layer.memory(codecs))
+        total["feedback"] += self._dense_gradients.memory(codecs.dense, self.site_size)
+        return total
 
     def codec_figures(self) -> dict[int, CodecFigures]:
         """What codecs did to this worker's experts, by layer; -1 has what dense sums owe. Also kept in `metrics`."""
