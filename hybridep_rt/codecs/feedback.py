@@ -66,7 +66,7 @@ class Feedback:
         def frame_for(body_bytes: int) -> Octets:
             return self._frames.new_frame(self._coder.kind, self._coder.form, self._number, body_bytes + side)
 
-        strides = self._strides_at(self._number, flat)
+        strides = self._strides_like(flat)
         frame = self._coder.encode(flat, self._owed, strides, self._number, True, frame_for)
         if self._moment is not None:
             self._moment.observe(flat)
@@ -88,17 +88,17 @@ class Feedback:
                 raise CodecError(f"payload {header.number} of a stream, where {self._number + 1} was expected")
             check_size(len(levels), self._coder.body_bytes(len(flat)))
             self._number = header.number
-        self._coder.decode(levels, flat, self._strides_at(header.number, flat), header.number, add=False)
+        self._coder.decode(levels, flat, self._strides_like(flat), header.number, add=False)
         if self._moment is not None:
             self._moment.decode(header.number, body[len(body) - side :], flat)
         if not is_flat(into):
             into.copy_(flat.view(into.shape))
 
-    def _strides_at(self, number: int, like: torch.Tensor) -> torch.Tensor | None:
-        """The strides that payload `number` is coded in."""
+    def _strides_like(self, like: torch.Tensor) -> torch.Tensor | None:
+        """The strides that the next payload is coded in, if there are any."""
         if not self._adapts:
             return None
-        if self._strides is None or number == 1:
+        if self._strides is None:
             self._strides = torch.ones_like(like, dtype=torch.float32)
         check_elements(len(like), len(self._strides))
         return self._strides

@@ -31,7 +31,7 @@ class Rung:
     @property
     def specs(self) -> tuple[str, ...]:
         """All codecs, of the warm-up too."""
-        return tuple(dict.fromkeys(self.codecs.specs + (self.warm_up.specs if self.warm_up_steps else ())))
+        return tuple(dict.fromkeys(self.codecs_at(0).specs + self.codecs.specs))
 
     def without_moments(self) -> Rung:
         """For an optimizer that doesn't take second moments from outside: 2 bits where gradients would have 1.

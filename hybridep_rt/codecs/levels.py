@@ -102,7 +102,7 @@ class Strides:
 ONE_LEVEL = Strides(np.float32(2**0.125), np.float32(2**-0.0625))
 THREE_LEVELS = Strides(np.float32(2**0.1), np.float32(2**-0.1))
 FOUR_LEVELS = Strides(np.float32(2**0.2), np.float32(2**-0.08))
-"""Chosen on gradients of experts of a small language model: other powers in their neighbourhood do as well."""
+"""Chosen on recorded gradients of a small language model's experts."""
 
 EVEN_EVERY = 16
 STRIDE_MOST = 256.0
