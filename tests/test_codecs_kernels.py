@@ -149,6 +149,12 @@ def test_scaled(engine, fp8, block, elements, odd, seed):
     assert same(into, reference.decode_scaled(expected, block=block, fp8=fp8))
 
 
+@given(st.integers(0, 3000), st.sampled_from([0.0, 0.01, 0.5, 1.0]), st.booleans(), st.integers(0, 999))
+def test_a_threshold_is_the_same_order_statistic(elements, fraction, odd, seed):
+    sizes = np.abs(numbers(elements, seed, odd=odd)) if elements else np.empty(0, np.float32)
+    assert same(cpu.threshold_of(sizes, fraction), reference.threshold_of(sizes, fraction))
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @settings(max_examples=40)
 @given(SIZES, st.sampled_from([0.001, 0.05, 0.5]), st.booleans(), st.booleans(), st.integers(0, 999))

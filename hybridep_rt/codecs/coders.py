@@ -18,7 +18,7 @@ import torch
 from hybridep_rt.codecs import cpu, device
 from hybridep_rt.codecs.frames import HEADER_BYTES, Kind, NewFrame, check_size, words
 from hybridep_rt.codecs.levels import CHUNK, EVEN_EVERY, GROUP, LevelCode
-from hybridep_rt.codecs.reference import Coded, Floats, Octets, Positions, threshold_of
+from hybridep_rt.codecs.reference import Coded, Floats, Octets, Positions
 from hybridep_rt.codecs.update import Update
 from hybridep_rt.errors import CodecError
 
@@ -235,7 +235,7 @@ class SparseCoder:
         """A frame, and its entries' positions, values and decoded values."""
         functions = engine(values)
         size = min(max(int(_WANTED_ENTRIES / self.fraction), _LEAST_SAMPLE), _LARGEST_SAMPLE)
-        threshold = threshold_of(functions.sample_sizes(values, state, size, feedback), self.fraction)
+        threshold = cpu.threshold_of(functions.sample_sizes(values, state, size, feedback), self.fraction)
         positions, picked = functions.select(values, state, feedback, threshold, self.capacity(len(values)))
         coded, decoded = cpu.encode_entries(picked)
         gaps = cpu.write_gaps(positions, len(values))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hybridep_rt.codecs import kernels
-from hybridep_rt.codecs.levels import CHUNK, GROUP, SAMPLE_RUN, LevelCode, fp8_values, log_thresholds
+from hybridep_rt.codecs.levels import CHUNK, GROUP, SAMPLE_RUN, TINY, LevelCode, fp8_values, log_thresholds
 from hybridep_rt.codecs.reference import Array, Coded, Floats, Octets, Positions
 from hybridep_rt.codecs.update import Update
 
@@ -189,6 +189,15 @@ def sample_sizes(values: torch.Tensor, state: torch.Tensor, size: int, feedback:
     sizes = np.empty(size // SAMPLE_RUN * SAMPLE_RUN, np.float32)
     kernels.sample_sizes(source, held, feedback, sizes)
     return sizes
+
+
+def threshold_of(sizes: Floats, fraction: float) -> np.float32:
+    """The magnitude that a fraction of the sizes reaches; see `reference.threshold_of`."""
+    if len(sizes) == 0:
+        return np.float32(TINY)
+    kept = max(1, round(fraction * len(sizes)))
+    found = kernels.nth_size(sizes.view(np.int32), len(sizes) - kept)
+    return max(np.int32(found).view(np.float32), np.float32(TINY))
 
 
 def select(

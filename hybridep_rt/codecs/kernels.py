@@ -3,6 +3,7 @@
 Each computes bit for bit what the function of the same name in `reference` does, which says what the arrays mean. So
 sums run in the order of `lane_sum`, and nothing may be compiled with fast-math. Loops over a chunk have a constant
 length, and arrays are indexed by row rather than sliced: else the compiler finds no vector instructions for them.
+One file, long as it is: numba's cache would go on using a kernel after a change to what it calls in another file.
 """
 
 from __future__ import annotations
@@ -656,6 +657,23 @@ def sample_sizes(values: Any, state: Any, feedback: bool, sizes: Any) -> None:
             held = state[start + i]
             x = values[start + i] + held if feedback else values[start + i] - held
             sizes[run * SAMPLE_RUN + i] = abs(x)
+
+
+@_compiled
+def nth_size(bits: Any, n: int) -> Any:
+    """The bits of the `n`-th smallest magnitude, from 0, of magnitudes given as their bits, in whose order they are.
+
+    Found by bisection: counting what lies under a bound takes vector instructions, which sorting doesn't.
+    """
+    found = np.int32(0)
+    for bit in range(30, -1, -1):
+        bound = np.int32(found | (1 << bit))
+        under = np.int32(0)
+        for i in range(len(bits)):
+            under = np.int32(under + np.int32(bits[i] < bound))
+        if under <= n:
+            found = bound
+    return found
 
 
 @_compiled
