@@ -304,7 +304,7 @@ def encode_levels(
 
 @_compiled
 def _spread_scales(scales: Any, row: int, scale_bits: Any) -> None:
-    """Each block's scale at every one of its values."""
+    """Each block's scale at every one of its values, or runs of values."""
     blocks, block = scale_bits.shape
     for b in range(blocks):
         bits = np.int32(np.int32(scales[row, b]) << 16)
@@ -313,22 +313,29 @@ def _spread_scales(scales: Any, row: int, scale_bits: Any) -> None:
 
 
 @_compiled
-def _take_signs(scale: Any, codes: Any, state: Any, velocity: Any, row: int, rho: Any, gain: Any, add: bool) -> None:
-    """1 bit per value, each decoded where it is used: an array between costs as much as all the rest."""
+def _take_signs(
+    scale: Any, codes: Any, packed: Any, state: Any, velocity: Any, row: int, rho: Any, gain: Any, add: bool
+) -> None:
+    """1 bit per value, each decoded where it is used: an array between costs as much as all the rest.
+
+    `packed` is scratch: what reads bytes where it writes floats isn't compiled to vector instructions.
+    """
+    for j in range(_RUN):
+        packed[j] = np.int32(codes[row, j])
     for k in range(_RUNS):
-        step, shift = scale[k * _RUN], np.int32(k)
+        step, shift = scale[k], np.int32(k)
         if not add:
             for j in range(_RUN):
-                state[row, k * _RUN + j] = step * _sign(np.int32(codes[row, j]) >> shift)
+                state[row, k * _RUN + j] = step * _sign(packed[j] >> shift)
         elif len(velocity) > 0:
             for j in range(_RUN):
                 i = k * _RUN + j
-                decoded = step * _sign(np.int32(codes[row, j]) >> shift)
+                decoded = step * _sign(packed[j] >> shift)
                 state[row, i] = (state[row, i] + gain * velocity[row, i]) + decoded
                 velocity[row, i] = rho * velocity[row, i] + decoded
         else:
             for j in range(_RUN):
-                state[row, k * _RUN + j] += step * _sign(np.int32(codes[row, j]) >> shift)
+                state[row, k * _RUN + j] += step * _sign(packed[j] >> shift)
 
 
 @_compiled
@@ -390,11 +397,14 @@ def decode_levels(
     scale, decoded = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
     scale_bits_B = scale.view(np.int32).reshape((blocks, CHUNK // blocks))
     index = np.empty(CHUNK, np.int32)
+    run_scale, packed = np.empty(_RUNS, np.float32), np.empty(_RUN, np.int32)
+    run_scale_bits_B = run_scale.view(np.int32).reshape((blocks, _RUNS // blocks))
     for row in range(len(state)):
-        _spread_scales(scales, row, scale_bits_B)
         if bits == 1:
-            _take_signs(scale, codes, state, velocity, row, rho, gain, add)
+            _spread_scales(scales, row, run_scale_bits_B)
+            _take_signs(run_scale, codes, packed, state, velocity, row, rho, gain, add)
             continue
+        _spread_scales(scales, row, scale_bits_B)
         if bits == 2:
             _decode(codes, row, 2, magnitudes, scale, index, decoded)
         else:
@@ -431,18 +441,25 @@ def _unpack_trits(codes: Any, row: int, rest: Any, index: Any) -> None:
 
 
 @_compiled
-def _even_out(strides: Any, row: int, real: int, stride: Any) -> None:
-    """Give the blocks of a row of strides the mean 1, within bounds; `stride` [blocks, block] is scratch."""
-    blocks, block = stride.shape
+def _even_out(strides: Any, row: int, real: int, stride: Any, stride_B: Any) -> None:
+    """Give the blocks of a row of strides the mean 1, within bounds. `stride`, also as [blocks, block], is scratch."""
+    blocks, block = stride_B.shape
+    for i in range(CHUNK):
+        stride[i] = abs(strides[row, i])
     for b in range(blocks):
-        for i in range(block):
-            stride[b, i] = abs(strides[row, b * block + i])
-        mean = lane_sum(stride, b) / np.float32(max(1, min(block, real - b * block)))
-        for i in range(block):
-            even = stride[b, i] / mean if mean > 0 else np.float32(0)
-            even = _LEAST if even < _LEAST else even
-            even = _MOST if even > _MOST else even
-            strides[row, b * block + i] = -even if strides[row, b * block + i] < 0 else even
+        mean = lane_sum(stride_B, b) / np.float32(max(1, min(block, real - b * block)))
+        if mean > 0:
+            for i in range(block):
+                stride_B[b, i] /= mean
+        else:
+            for i in range(block):
+                stride_B[b, i] = 0
+    for i in range(CHUNK):
+        even = stride[i]
+        even = _LEAST if even < _LEAST else even
+        stride[i] = _MOST if even > _MOST else even
+    for i in range(CHUNK):
+        strides[row, i] = -stride[i] if strides[row, i] < 0 else stride[i]
 
 
 @_compiled
@@ -524,7 +541,7 @@ def encode_adaptive(
             else:
                 _pack(index, 2, codes, row)
         if even:
-            _even_out(strides, row, real, stride_B)
+            _even_out(strides, row, real, stride, stride_B)
         if spoilt:
             for i in range(CHUNK):
                 if np.isnan(scale[i]):
@@ -548,33 +565,30 @@ def decode_adaptive(
     """Changes `into` and `strides`, in rows of a chunk, of each of which the first `real` values count."""
     shape = (scales.shape[1], CHUNK // scales.shape[1])
     scale, stride = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    index, before = np.empty(CHUNK, np.int32), np.empty(CHUNK, np.int32)
+    index, rest = np.empty(CHUNK, np.int32), np.empty(TRIT_BYTES, np.int32)
     scale_bits_B, stride_B = scale.view(np.int32).reshape(shape), stride.reshape(shape)
-    rest = np.empty(TRIT_BYTES, np.int32)
     low, high = magnitudes[0], magnitudes[len(magnitudes) - 1]
     for row in range(len(into)):
         _spread_scales(scales, row, scale_bits_B)
-        for i in range(CHUNK):
-            stride[i] = abs(strides[row, i])
-            before[i] = np.int32(strides[row, i] < 0)
         if bits == 1:
             _unpack(codes, row, 1, index)
             for i in range(CHUNK):
-                negative = index[i]
-                into[row, i] = stride[i] * scale[i] * _sign(negative)
-                strides[row, i] = stride[i] * (grow if negative == before[i] else shrink) * _sign(negative)
+                before = strides[row, i]
+                into[row, i] = abs(before) * scale[i] * _sign(index[i])
+                same = index[i] == np.int32(before < 0)
+                strides[row, i] = abs(before) * (grow if same else shrink) * _sign(index[i])
         else:
             if three:
                 _unpack_trits(codes, row, rest, index)
             else:
                 _unpack(codes, row, 2, index)
             for i in range(CHUNK):
-                reached = index[i] & 1
+                before, reached = abs(strides[row, i]), index[i] & 1
                 sign = _sign(index[i] >> np.int32(1))
-                into[row, i] = (high if reached == 1 else low) * stride[i] * scale[i] * sign
-                strides[row, i] = stride[i] * (grow if reached == 1 else shrink) * sign
+                into[row, i] = (high if reached == 1 else low) * before * scale[i] * sign
+                strides[row, i] = before * (grow if reached == 1 else shrink) * sign
         if even:
-            _even_out(strides, row, real, stride_B)
+            _even_out(strides, row, real, stride, stride_B)
 
 
 @_compiled
