@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from hybridep_rt.codecs.codec import Codecs
-from hybridep_rt.codecs.ladder import LADDER, rung
+from hybridep_rt.codecs.ladder import LADDER, Rung
+from hybridep_rt.codecs.ladder import rung as find_rung
 from hybridep_rt.codecs.sizes import HeldBytes, wire_bytes
 from hybridep_rt.planner.auto import SAME
 from hybridep_rt.planner.calibration import Calibration, measured_compute
@@ -18,10 +18,10 @@ from hybridep_rt.planner.predict import Predictor
 from hybridep_rt.planner.search import Found, search
 
 
-def with_codecs(work: Workload, codecs: Codecs) -> Workload:
-    """The work in those codecs. Weights and gradients are float32 before they are coded, as in the runtime."""
-    sizes: dict[str, Any] = wire_bytes(codecs, torch.float32, work.layers[0].hidden)
-    return replace(work, **sizes | HeldBytes.of(codecs, torch.float32).workload_bytes(work.copy_bytes))
+def with_rung(work: Workload, rung: Rung) -> Workload:
+    """The work in a rung's codecs. Weights and gradients are float32 before they are coded, as in the runtime."""
+    sizes: dict[str, Any] = wire_bytes(rung.codecs, torch.float32, work.layers[0].hidden)
+    return replace(work, **sizes | HeldBytes.of_rung(rung, torch.float32).workload_bytes(work.copy_bytes))
 
 
 def search_rungs(
@@ -30,13 +30,13 @@ def search_rungs(
     """The rung whose best plan is fastest (of equally fast ones the most faithful), its job and plans, and all rungs'
     step times. Raises ConfigError for a rung that doesn't exist.
     """
-    allowed = {rung(name).name for name in names.split(",")}
+    allowed = {find_rung(name).name for name in names.split(",")}
     tried: list[tuple[str, Job, Found]] = []
     for each in (each for each in LADDER if each.name in allowed):
         compute = job.compute
         if calibration is not None:
             compute = measured_compute(compute, calibration, job.topology, asdict(each.codecs))
-        coded = replace(job, work=with_codecs(job.work, each.codecs), compute=compute)
+        coded = replace(job, work=with_rung(job.work, each), compute=compute)
         tried.append((each.name, coded, search(Predictor(coded), memory_budget_bytes=memory_budget_bytes)))
     fastest_s = min(found.choice.step_s for _, _, found in tried)
     name, coded, found = next(entry for entry in tried if entry[2].choice.step_s <= fastest_s * (1 + SAME))

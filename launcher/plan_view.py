@@ -114,8 +114,8 @@ def _coded(codec: str, hidden: int) -> dict[str, float]:
 
     from hybridep_rt.codecs.sizes import HeldBytes, wire_bytes
 
-    codecs = parse_rung(codec).codecs
-    return wire_bytes(codecs, torch.float32, hidden) | HeldBytes.of(codecs, torch.float32).workload_bytes(8.0)
+    rung = parse_rung(codec)
+    return wire_bytes(rung.codecs, torch.float32, hidden) | HeldBytes.of_rung(rung, torch.float32).workload_bytes(8.0)
 
 
 def _complete(given: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from hybridep_rt.planner.routing import uniform
 from hybridep_rt.planner.search import copy_bytes
 from hybridep_rt.planner.site_plan import canonical_spread, consecutive, domain, plain
 from launcher.cli import main
-from launcher.plan_rungs import search_rungs, with_codecs
+from launcher.plan_rungs import search_rungs, with_rung
 from topology.read import parse
 
 SHAPE = LayerShape(128, 128, 8, 2, 2 * 128 * 128)
@@ -33,10 +33,11 @@ JOB = Job(parse(TEXT), WORK, (uniform(8, 2, samples=256),), Compute(1e13))
 
 
 def test_a_rung_is_its_bytes_and_what_it_remembers() -> None:
-    exact, safe, default = (with_codecs(WORK, rung(name).codecs) for name in ("exact", "safe", "default"))
+    exact, safe, default, extreme = (with_rung(WORK, rung(name)) for name in ("exact", "safe", "default", "extreme"))
     assert (exact.token_bytes, exact.weight_bytes, exact.copy_bytes, exact.home_bytes) == (4.0, 4.0, 8.0, 0.0)
     assert (safe.token_bytes, safe.copy_bytes, safe.home_bytes, safe.subscriber_bytes) == (2.0, 20.0, 8.0, 4.0)
     assert (default.copy_bytes, default.home_bytes, default.subscriber_bytes) == (20.0, 8.0, 4.0)
+    assert (extreme.copy_bytes, extreme.home_bytes) == (20.0, 8.0)  # its warm-up's velocities are the most
     assert default.weight_bytes < safe.weight_bytes < 0.5
 
 
@@ -54,7 +55,7 @@ def test_the_fastest_rung_is_taken_and_the_faithful_one_of_equals() -> None:
     name, coded, found, tried = search_rungs(JOB, "safe,exact,default", None, None)
     assert list(tried) == ["exact", "safe", "default"]
     assert found.choice.step_s == min(tried.values()) == tried[name]
-    assert coded.work.weight_bytes == with_codecs(WORK, rung(name).codecs).weight_bytes
+    assert coded.work.weight_bytes == with_rung(WORK, rung(name)).weight_bytes
     few = replace(JOB, work=replace(WORK, tokens_per_worker_per_step=0.0))
     assert search_rungs(few, "safe,exact", None, None)[0] == "exact"
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
 from hybridep_rt.codecs.codec import Codecs, bytes_per_element, options_of
 
 if TYPE_CHECKING:
     import torch
+
+    from hybridep_rt.codecs.ladder import Rung
 
 _FLOAT32_BYTES = 4
 _FED_BACK = ("4bit", "2bit", "ternary", "1bit", "topk")
@@ -59,7 +61,7 @@ class HeldBytes:
 
     @classmethod
     def of(cls, codecs: Codecs, dtype: torch.dtype) -> HeldBytes:
-        """After a warm-up, for copies of that dtype."""
+        """For copies of that dtype."""
         weights, chosen = codecs.weights.partition(":")[0], options_of(codecs.weights)
         is_delta = weights.startswith("delta")
         velocity = _FLOAT32_BYTES if chosen.get("predict") else 0
@@ -73,6 +75,12 @@ class HeldBytes:
             returning=moment + _strides_bytes(codecs.gradients),
             own_moment=2 * moment,
         )
+
+    @classmethod
+    def of_rung(cls, rung: Rung, dtype: torch.dtype) -> HeldBytes:
+        """Each as much as the rung's warm-up needs, or the steps after it."""
+        phases = (cls.of(codecs, dtype) for codecs in (rung.codecs_at(0), rung.codecs))
+        return cls(*map(max, *map(astuple, phases)))
 
     def workload_bytes(self, copy_bytes: float) -> dict[str, float]:
         """By the names of the planner's `Workload`, where a DC's only holder is where its gradients leave.

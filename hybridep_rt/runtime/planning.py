@@ -9,7 +9,8 @@ from typing import Protocol
 
 import torch
 
-from hybridep_rt.codecs.codec import Codecs, bytes_per_element
+from hybridep_rt.codecs.codec import bytes_per_element
+from hybridep_rt.codecs.ladder import EXACT, Rung
 from hybridep_rt.codecs.sizes import HeldBytes, wire_bytes
 from hybridep_rt.errors import PlanError
 from hybridep_rt.planner.auto import make_plan
@@ -34,15 +35,12 @@ _SAMPLES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one worker does in one optimizer step, as far as the program says: `plan auto` needs the tokens.
-
-    `codecs`: those after a warm-up.
-    """
+    """What one worker does in one optimizer step, as far as the program says: `plan auto` needs the tokens."""
 
     tokens_per_step: int | None = None
     micro_batches: int = 1
     dtype: torch.dtype = torch.float32
-    codecs: Codecs = field(default_factory=Codecs)
+    rung: Rung = EXACT
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dense_parameters: int = 0
 
@@ -161,10 +159,10 @@ class TopologyPlan:
         return Job(topology, self.workload(shapes, load), chosen if len(routings) > 1 else chosen[:1], compute), known
 
     def _compute(self, shapes: Sequence[LayerShape], load: Load) -> tuple[Compute, str]:
-        dense_bytes = bytes_per_element(load.codecs.dense, load.dtype)
+        dense_bytes = bytes_per_element(load.rung.codecs.dense, load.dtype)
         compute = Compute(dense_parameters=float(load.dense_parameters), dense_bytes=dense_bytes)
         if self.calibration is not None and self.calibration.sites:
-            specs = asdict(load.codecs)
+            specs = asdict(load.rung.codecs)
             measured = measured_compute(compute, self.calibration, self.topology, specs)
             return measured, f"Compute as calibrated on {self.calibration.date}."
         if self.emulated_flops_per_s is not None:
@@ -182,8 +180,8 @@ class TopologyPlan:
             tokens_per_worker_per_step=load.tokens_per_step or 0,
             micro_batches=load.micro_batches,
             token_chunks=self.chunks,
-            **wire_bytes(load.codecs, load.dtype, shapes[0].hidden),
-            **HeldBytes.of(load.codecs, load.dtype).workload_bytes(2.0 * load.dtype.itemsize),
+            **wire_bytes(load.rung.codecs, load.dtype, shapes[0].hidden),
+            **HeldBytes.of_rung(load.rung, load.dtype).workload_bytes(2.0 * load.dtype.itemsize),
         )
 
     @property

@@ -178,7 +178,7 @@ class Runtime:
         self._dense = [p for p in model.parameters() if id(p) not in experts and p.requires_grad]
         self._dense_gradients = DenseGradients(self._dense, self.codecs.dense)
         dense = sum(p.numel() for p in self._dense)
-        load = self.load = Load(tokens_per_step, micro_batches, dtype, self.rung.codecs, self._device, dense)
+        load = self.load = Load(tokens_per_step, micro_batches, dtype, self.rung, self._device, dense)
         at = self.clock.collective(Phase.ATTACH)
         self.plan, terms = shared_plan(self.plans, shapes, load, self.address, self.layout, self.wan, at)
         facts = {
@@ -317,7 +317,7 @@ class Runtime:
         agree({"codecs": repr(rung)}, self.address, self.layout, self.dc_names, self.wan, position)
         self.rung = rung
         self._use_codecs(self.codecs)
-        self.load = replace(self.load, codecs=rung.codecs)
+        self.load = replace(self.load, rung=rung)
         if self._step_watch is not None and self.plan is not None:
             self._watch_steps(self.plan)
 
