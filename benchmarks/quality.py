@@ -33,7 +33,7 @@ ORDER = (
     "sr-1-alone",
     "extreme",
     "side",
-    "default-cold",
+    "default-warm",
     "sr-2",
 )
 AT_ONCE = 3

@@ -12,12 +12,16 @@ from hybridep_rt.codecs.codec import make_codec
 from hybridep_rt.codecs.delta import DIGEST_EVERY
 from hybridep_rt.errors import CodecError
 
-DELTAS = ["delta-1bit:t=2:scale=1.3", "delta-1bit:predict=0.5", "delta-2bit:t=3:predict=0.5:block=128", "delta-topk"]
+DELTAS = [
+    *("delta-1bit:t=2:scale=1.3", "delta-1bit:predict=0.5", "delta-2bit:t=3:predict=0.5:block=128", "delta-topk"),
+    *("delta-ternary:predict=0.5:dead=1:zstd=1", "delta-ternary:t=2:predict=0.3"),
+]
 COARSE = [
     "1bit",
     "1bit:t=2:vs=4",
     "1bit:adapt=1",
     "ternary",
+    "ternary:t=2:dead=1.2:zstd=1",
     "2bit:adapt=1:t=2:block=256",
     "2bit:block=128",
     "4bit:t=3",
@@ -198,7 +202,25 @@ def test_what_was_sent_and_what_is_owed_add_up(spec, elements, steps, seed):
     assert sender.flush() is None
 
 
-@pytest.mark.parametrize("spec", ["1bit", "2bit", "4bit", "topk", "1bit:adapt=1", "ternary"])
+@pytest.mark.parametrize("spec", ["ternary:dead=1.5", "ternary:dead=3:block=64:zstd=1"])
+def test_gradients_that_are_all_as_large_are_sent_though_none_is_above_the_others(spec):
+    sender, receiver = make_codec(spec), make_codec(spec)
+    gradient, received, decoded = torch.full((300,), 0.3), torch.zeros(300), torch.empty(300)
+    for _ in range(8):
+        receiver.decode(sender.encode(gradient), decoded)
+        received += decoded
+    assert torch.allclose(received, 8 * gradient, rtol=0.01)
+
+
+def test_weights_that_all_move_alike_are_sent_though_none_is_above_the_others():
+    home, weights = make_codec("delta-ternary:dead=1.5"), torch.zeros(300)
+    for _ in range(8):
+        weights = weights + 0.5
+        home.encode(weights)
+    assert torch.allclose(home.state()["copy"], weights, rtol=0.01)
+
+
+@pytest.mark.parametrize("spec", ["1bit", "2bit", "4bit", "topk", "1bit:adapt=1", "ternary", "ternary:dead=1.5:zstd=1"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_gradient_that_is_not_finite_is_passed_on_and_not_owed(spec, bad):
     """So that a step that loss scaling skips leaves no trace."""

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from hybridep_rt.codecs.levels import BLOCKS, LevelCode
+from hybridep_rt.codecs.levels import BLOCKS, DEAD, LevelCode
 from hybridep_rt.errors import CodecError, ConfigError
 from hybridep_rt.protocol.messages import Bytes
 
 if TYPE_CHECKING:
     import torch
+
+    from hybridep_rt.codecs.coders import Coder
 
 TOKENS, WEIGHTS, GRADIENTS, DENSE, TOKEN_GRADIENTS = "tokens", "weights", "gradients", "dense", "token_gradients"
 _ANY = (TOKENS, WEIGHTS, GRADIENTS, DENSE, TOKEN_GRADIENTS)
@@ -64,9 +66,12 @@ class Option(NamedTuple):
 
 @dataclass(frozen=True)
 class _Entry:
+    """`coder`: of codecs whose payloads vary in size, what knows their mean."""
+
     make: Callable[[dict[str, float], int], Codec]
     kinds: tuple[str, ...]
     options: dict[str, Option]
+    coder: Callable[[dict[str, float]], Coder] | None = None
 
 
 def _exact(chosen: dict[str, float], width: int) -> Codec:
@@ -119,26 +124,43 @@ def _coarse(bits: int) -> Callable[[dict[str, float], int], Codec]:
     return make
 
 
-def _ternary(chosen: dict[str, float], width: int) -> Codec:
+def _three_levels(chosen: dict[str, float]) -> Coder:
     from hybridep_rt.codecs.coders import LevelCoder
+    from hybridep_rt.codecs.packed_levels import PackedLevels
+
+    predictor = {"rho": chosen["rho"], "gain": chosen["predict"]} if "predict" in chosen else {"adapts": True}
+    inner = LevelCoder(LevelCode(2, int(chosen["block"]), dead=chosen["dead"], **predictor), int(chosen["t"]))
+    return PackedLevels(inner) if chosen["zstd"] else inner
+
+
+def _delta_ternary(chosen: dict[str, float], width: int) -> Codec:
+    from hybridep_rt.codecs.delta import Delta
+
+    return Delta("delta-ternary", _three_levels(chosen), predict=chosen["predict"] > 0)
+
+
+def _ternary(chosen: dict[str, float], width: int) -> Codec:
     from hybridep_rt.codecs.feedback import Feedback
 
-    code = LevelCode(2, int(chosen["block"]), adapts=True, three=True)
-    return Feedback("ternary", LevelCoder(code, int(chosen["t"])), adapts=True)
+    return Feedback("ternary", _three_levels(chosen), adapts=True)
+
+
+def _entries(chosen: dict[str, float]) -> Coder:
+    from hybridep_rt.codecs.coders import SparseCoder
+
+    return SparseCoder(chosen["keep"])
 
 
 def _delta_topk(chosen: dict[str, float], width: int) -> Codec:
-    from hybridep_rt.codecs.coders import SparseCoder
     from hybridep_rt.codecs.delta import Delta
 
-    return Delta("delta-topk", SparseCoder(chosen["keep"]))
+    return Delta("delta-topk", _entries(chosen))
 
 
 def _topk(chosen: dict[str, float], width: int) -> Codec:
-    from hybridep_rt.codecs.coders import SparseCoder
     from hybridep_rt.codecs.feedback import Feedback
 
-    return Feedback("topk", SparseCoder(chosen["keep"]))
+    return Feedback("topk", _entries(chosen))
 
 
 def _residual(chosen: dict[str, float], width: int) -> Codec:
@@ -160,12 +182,13 @@ _ZSTD = {"zstd": Option(0, 0, 19)}
 _BLOCK = Option(64, min(BLOCKS), max(BLOCKS))
 _PERIOD = Option(1, 1, 255)
 _KEEP = {"keep": Option(0.01, 1e-6, 0.5, whole=False)}
-_DELTA = {
+_PREDICTOR = {"predict": Option(0.0, 0.0, 1.0, whole=False), "rho": Option(0.9, 0.0, 0.999, whole=False)}
+_DELTA = {"t": _PERIOD, "scale": Option(1.0, 0.1, 4.0, whole=False), "block": _BLOCK, **_PREDICTOR}
+_THREE = {
     "t": _PERIOD,
-    "scale": Option(1.0, 0.1, 4.0, whole=False),
-    "block": _BLOCK,
-    "predict": Option(0.0, 0.0, 1.0, whole=False),
-    "rho": Option(0.9, 0.0, 0.999, whole=False),
+    "block": Option(256, min(BLOCKS), max(BLOCKS)),
+    "dead": Option(DEAD, 0.1, 3.0, whole=False),
+    "zstd": Option(0, 0, 1),
 }
 _COARSE = {"t": _PERIOD, "block": _BLOCK, "vs": Option(0, 0, 255), "beta": Option(0.95, 0.0, 0.9999, whole=False)}
 _ADAPTIVE = {**_COARSE, "adapt": Option(0, 0, 1)}
@@ -178,13 +201,14 @@ _CODECS: dict[str, _Entry] = {
     "fp8": _Entry(_scaled("fp8"), (TOKENS, TOKEN_GRADIENTS), {}),
     "delta-2bit": _Entry(_levels(2), (WEIGHTS,), _DELTA),
     "delta-1bit": _Entry(_levels(1), (WEIGHTS,), _DELTA),
-    "delta-topk": _Entry(_delta_topk, (WEIGHTS,), _KEEP),
-    "sr": _Entry(_residual, (WEIGHTS,), {**_KEEP, "t_shared": Option(16, 1, 1 << 20)}),
+    "delta-ternary": _Entry(_delta_ternary, (WEIGHTS,), {**_THREE, **_PREDICTOR}, _three_levels),
+    "delta-topk": _Entry(_delta_topk, (WEIGHTS,), _KEEP, _entries),
+    "sr": _Entry(_residual, (WEIGHTS,), {**_KEEP, "t_shared": Option(16, 1, 1 << 20)}, _entries),
     "4bit": _Entry(_coarse(4), _SUMMED, _COARSE),
     "2bit": _Entry(_coarse(2), _SUMMED, _ADAPTIVE),
-    "ternary": _Entry(_ternary, (GRADIENTS,), {"t": _PERIOD, "block": Option(256, min(BLOCKS), max(BLOCKS))}),
+    "ternary": _Entry(_ternary, (GRADIENTS,), _THREE, _three_levels),
     "1bit": _Entry(_coarse(1), _SUMMED, _ADAPTIVE),
-    "topk": _Entry(_topk, _SUMMED, _KEEP),
+    "topk": _Entry(_topk, _SUMMED, _KEEP, _entries),
 }
 
 NAMES = tuple(_CODECS)
@@ -215,16 +239,14 @@ def names_for(kind: str) -> tuple[str, ...]:
 def bytes_per_element(spec: str, dtype: torch.dtype, *, width: int = BLOCK) -> float:
     """Bytes on the wire per value of a large tensor, between key frames: what the planner counts.
 
-    Exact, but for codecs that choose entries, where it is what many payloads take on average, and for those packed by
-    zstd, where what it saves depends on the values and isn't counted.
+    Exact, but for codecs that choose entries or pack levels, where it is what many payloads take on average, and for
+    values packed by zstd, where what it saves isn't known beforehand and isn't counted.
     """
     elements = 2**20
     entry, chosen = _parse(spec)
+    if entry.coder is not None:
+        return entry.coder(chosen).expected_bytes(elements) / elements
     chosen |= dict.fromkeys(chosen.keys() & _ZSTD.keys(), 0.0)
-    if "keep" in chosen:
-        from hybridep_rt.codecs.coders import SparseCoder
-
-        return SparseCoder(chosen["keep"]).expected_bytes(elements) / elements
     return entry.make(chosen, width).wire_bytes(elements, dtype) / elements
 
 
@@ -262,7 +284,7 @@ def _parse(spec: str) -> tuple[_Entry, dict[str, float]]:
             raise ConfigError(f'codec {name}: "{setting}": {error}') from None
     if chosen.get("block", BLOCK) not in BLOCKS:
         raise ConfigError(f"codec {name}: block is one of {', '.join(map(str, BLOCKS))}")
-    if chosen.get("predict", 0) > 0 and chosen["scale"] > 1:
+    if chosen.get("predict", 0) > 0 and chosen.get("scale", 1) > 1:
         raise ConfigError(f"codec {name}: predict with a scale above 1 swings up: choose one of them")
     return entry, chosen
 

@@ -43,6 +43,9 @@ class Coder(Protocol):
     def body_bytes(self, elements: int) -> int:
         """Size of a body, or the most it can be."""
 
+    def expected_bytes(self, elements: int) -> float:
+        """Mean size of many bodies."""
+
     def measure(self, body: memoryview, elements: int) -> int:
         """Size of the body that begins here. Raises CodecError where its own words are impossible."""
 
@@ -91,15 +94,22 @@ class LevelCoder:
     @property
     def form(self) -> int:
         """Bits (3 for three levels), whether strides adapt, block and period in 16 bits."""
-        return (
-            self.code.bits | self.code.three | self.code.adapts << 3 | (self.code.block // 64) << 4 | self.period << 8
-        )
+        levels = self.code.bits | self.code.levels.is_ternary
+        return levels | self.code.adapts << 3 | (self.code.block // 64) << 4 | self.period << 8
 
     def body_bytes(self, elements: int) -> int:
         """Exact."""
+        return sum(self.parts(elements))
+
+    def expected_bytes(self, elements: int) -> float:
+        """The same."""
+        return self.body_bytes(elements)
+
+    def parts(self, elements: int) -> tuple[int, int]:
+        """Bytes of scales and of codes in a body."""
         first, last = turn(-(-elements // CHUNK), self.period, 0)
         scales, codes = self.code.sizes(last - first)
-        return 2 * scales + codes
+        return 2 * scales, codes
 
     def measure(self, body: memoryview, elements: int) -> int:
         """The size is known beforehand."""

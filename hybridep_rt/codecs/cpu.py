@@ -25,14 +25,14 @@ def encode_levels(
     out: Coded,
 ) -> None:
     """Code values against a state, which is changed in place; see `reference.encode_levels`. Fills `out`."""
-    scales, codes = out.scales.reshape(-1, CHUNK // code.block), out.codes.reshape(-1, CHUNK * code.bits // 8)
+    scales, codes = out.scales.reshape(-1, CHUNK // code.block), out.codes.reshape(-1, code.levels.chunk_bytes)
     source, held, moving = values.numpy(), state.numpy(), _or_empty(velocity)
     whole = len(source) // CHUNK
 
     def run(source: Array, held: Array, moving: Array, real: int, first: int, last: int) -> None:
         kernels.encode_levels(
-            source, held, moving, real, code.bits, code.levels.magnitudes, code.levels.thresholds,
-            np.float32(code.factor), np.float32(code.rho), np.float32(code.gain), feedback,
+            source, held, moving, real, code.bits, code.levels.is_ternary, code.levels.magnitudes,
+            code.levels.thresholds, np.float32(code.factor), np.float32(code.rho), np.float32(code.gain), feedback,
             scales[first:last], codes[first:last],
         )  # fmt: skip
 
@@ -56,29 +56,29 @@ def update_and_encode_levels(
     whole = len(values) // CHUNK
     parameter, gradient, mean, square, moment = update.rows(CHUNK)
     held, moving = _rows(state.numpy(), CHUNK), _rows(_or_empty(velocity), CHUNK)
-    scales, codes = out.scales.reshape(-1, CHUNK // code.block), out.codes.reshape(-1, CHUNK * code.bits // 8)
+    scales, codes = out.scales.reshape(-1, CHUNK // code.block), out.codes.reshape(-1, code.levels.chunk_bytes)
     kernels.adamw_and_encode_levels(
         parameter, gradient, mean, square, moment, *update.numbers, held, moving, code.bits,
-        code.levels.magnitudes, code.levels.thresholds, np.float32(code.factor), np.float32(code.rho),
-        np.float32(code.gain), scales[:whole], codes[:whole],
+        code.levels.is_ternary, code.levels.magnitudes, code.levels.thresholds, np.float32(code.factor),
+        np.float32(code.rho), np.float32(code.gain), scales[:whole], codes[:whole],
     )  # fmt: skip
     if whole * CHUNK < len(values):
         rest = slice(whole * CHUNK, len(values))
         update.part(rest.start, rest.stop).run()
-        tail = Coded(out.scales[whole * CHUNK // code.block :], out.codes[whole * CHUNK * code.bits // 8 :])
+        tail = Coded(out.scales[whole * CHUNK // code.block :], out.codes[whole * code.levels.chunk_bytes :])
         encode_levels(values[rest], state[rest], None if velocity is None else velocity[rest], code, False, tail)
 
 
 def decode_levels(coded: Coded, state: torch.Tensor, velocity: torch.Tensor | None, code: LevelCode, add: bool) -> None:
     """Add a code to a state, or write it there; see `reference.decode_levels`."""
-    scales, codes = coded.scales.reshape(-1, CHUNK // code.block), coded.codes.reshape(-1, CHUNK * code.bits // 8)
+    scales, codes = coded.scales.reshape(-1, CHUNK // code.block), coded.codes.reshape(-1, code.levels.chunk_bytes)
     held, moving = state.numpy(), _or_empty(velocity)
     whole = len(held) // CHUNK
 
     def run(held: Array, moving: Array, first: int, last: int) -> None:
         kernels.decode_levels(
-            scales[first:last], codes[first:last], held, moving, code.bits, code.levels.magnitudes,
-            np.float32(code.rho), np.float32(code.gain), add,
+            scales[first:last], codes[first:last], held, moving, code.bits, code.levels.is_ternary,
+            code.levels.magnitudes, np.float32(code.rho), np.float32(code.gain), add,
         )  # fmt: skip
 
     run(_rows(held, CHUNK), _rows(moving, CHUNK), 0, whole)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from hybridep_rt.codecs.levels import (
     CHUNK,
+    FALLBACK,
     LANES,
     NORMAL_SPREAD,
     STRIDE_LEAST,
@@ -45,14 +46,15 @@ def encode_levels(
     else:
         spread_B = (_lane_sum(size_BE * size_BE) / count_B).sqrt()
         for threshold in code.levels.thresholds.tolist():
-            index_BE += size_BE >= (spread_B * threshold)[:, None]
+            index_BE += ~(size_BE < (spread_B * threshold)[:, None])
+        index_BE = _never_nothing(index_BE, size_BE, spread_B[:, None], code)
         level_BE = torch.tensor(code.levels.magnitudes, device=x.device)[index_BE.int()]
         below_B = _lane_sum(torch.where(real_BE, level_BE * level_BE, 0))
         scale_B = _ratio(_lane_sum(size_BE * level_BE), below_B)
     words_B = _to_bf16(scale_B * code.factor)
     code_BE = torch.signbit(x_BE).to(torch.uint8) << (code.bits - 1) | index_BE
     _to_host(words_B, out.scales.view(np.int16))
-    _to_host(_pack(code_BE, code.bits), out.codes)
+    code_BE = _packed(code_BE, code, out.codes)
     decoded = _decoded(words_B, code_BE, code)[: len(x)]
     if feedback:
         state.copy_(torch.where(decoded.isnan(), 0, x - decoded))
@@ -64,7 +66,7 @@ def encode_levels(
 
 def decode_levels(coded: Coded, state: torch.Tensor, velocity: torch.Tensor | None, code: LevelCode, add: bool) -> None:
     """Add a code to a state, or write it there; see `reference.decode_levels`."""
-    code_BE = _unpack(_from_host(coded.codes, state.device), code.bits).view(-1, code.block)
+    code_BE = _unpacked(coded.codes, state.device, code)
     decoded = _decoded(_from_host(coded.scales.view(np.int16), state.device), code_BE, code)[: len(state)]
     if not add:
         state.copy_(decoded)
@@ -92,24 +94,23 @@ def encode_adaptive(
     index_BE = torch.zeros_like(x_BE, dtype=torch.uint8)
     if code.bits > 1:
         threshold = torch.tensor(code.levels.thresholds[0], device=x.device)
-        bound_B = _ratio(total_B, reach_B) * NORMAL_SPREAD * threshold
+        mean_B = _ratio(total_B, reach_B)
+        bound_B = mean_B * NORMAL_SPREAD * threshold
         index_BE += ~(size_BE < bound_B[:, None] * stride_BE)
+        index_BE = _never_nothing(index_BE, size_BE, mean_B[:, None] * stride_BE, code)
         level_BE = torch.tensor(code.levels.magnitudes, device=x.device)[index_BE.int()] * stride_BE
         total_B, reach_B = _lane_sum(torch.where(level_BE > 0, size_BE, 0)), _lane_sum(level_BE)
     words_B = _to_bf16(_ratio(total_B, reach_B))
     code_BE = torch.signbit(x_BE).to(torch.uint8) << (code.bits - 1) | index_BE
     _to_host(words_B, out.scales.view(np.int16))
-    if code.three:
-        code_BE = torch.where(index_BE > 0, code_BE, 0)
-    _to_host(_pack_trits(code_BE) if code.three else _pack(code_BE, code.bits), out.codes)
+    code_BE = _packed(code_BE, code, out.codes)
     decoded = _stride(words_B, code_BE, strides, code, even)
     owed.copy_(torch.where(decoded.isnan(), 0, x - decoded))
 
 
 def decode_adaptive(coded: Coded, into: torch.Tensor, strides: torch.Tensor, code: LevelCode, even: bool) -> None:
     """Overwrite `into` with the values of a code; changes `strides`."""
-    packed = _from_host(coded.codes, into.device)
-    code_BE = (_unpack_trits(packed) if code.three else _unpack(packed, code.bits)).view(-1, code.block)
+    code_BE = _unpacked(coded.codes, into.device, code)
     into.copy_(_stride(_from_host(coded.scales.view(np.int16), into.device), code_BE, strides, code, even))
 
 
@@ -193,6 +194,16 @@ def _decoded(words_B: torch.Tensor, code_BE: torch.Tensor, code: LevelCode) -> t
     return (size_BE * (1 - 2 * (code_BE >> (code.bits - 1)).int())).view(-1)
 
 
+def _never_nothing(
+    index_BE: torch.Tensor, size_BE: torch.Tensor, unit_BE: torch.Tensor, code: LevelCode
+) -> torch.Tensor:
+    """The indices, by a narrower dead zone where a block of three levels would be coded as zeros alone."""
+    if not code.dead:
+        return index_BE
+    nothing_B1 = ~((index_BE > 0) & (unit_BE != 0)).any(1, keepdim=True)
+    return torch.where(nothing_B1, ~(size_BE < FALLBACK * unit_BE), index_BE).to(torch.uint8)
+
+
 def _stride(
     words_B: torch.Tensor, code_BE: torch.Tensor, strides: torch.Tensor, code: LevelCode, even: bool
 ) -> torch.Tensor:
@@ -259,6 +270,19 @@ def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)[:, None]
     codes: torch.Tensor = parts >> shifts & (2**bits - 1)
     return codes.view(-1)
+
+
+def _packed(code_BE: torch.Tensor, code: LevelCode, out: Array) -> torch.Tensor:
+    """Fills `out`, and returns the codes as they are found there: of three levels, zero has no sign."""
+    if code.dead:
+        code_BE = torch.where(code_BE & 1 > 0, code_BE, 0)
+    _to_host(_pack_trits(code_BE) if code.dead else _pack(code_BE, code.bits), out)
+    return code_BE
+
+
+def _unpacked(codes: Array, device: torch.device, code: LevelCode) -> torch.Tensor:
+    packed = _from_host(codes, device)
+    return (_unpack_trits(packed) if code.dead else _unpack(packed, code.bits)).view(-1, code.block)
 
 
 def _powers_of_3(device: torch.device) -> torch.Tensor:

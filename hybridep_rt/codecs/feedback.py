@@ -8,7 +8,7 @@ import torch
 
 from hybridep_rt.codecs.coders import Coder
 from hybridep_rt.codecs.flat import Flat, check_elements, is_flat
-from hybridep_rt.codecs.frames import HEADER_BYTES, FramePool, check_size, expect, octets, read_header
+from hybridep_rt.codecs.frames import HEADER_BYTES, FramePool, expect, octets, read_header
 from hybridep_rt.codecs.moment import SecondMoment
 from hybridep_rt.codecs.reference import Octets
 from hybridep_rt.errors import CodecError
@@ -83,12 +83,11 @@ class Feedback:
             raise CodecError(f"{len(body)} bytes where a second moment alone needs {side}")
         flat = into.detach().view(-1) if is_flat(into) else self._output.of(into)
         levels = body[: len(body) - side]
-        if self._adapts:
-            if header.number != self._number + 1:
-                raise CodecError(f"payload {header.number} of a stream, where {self._number + 1} was expected")
-            check_size(len(levels), self._coder.body_bytes(len(flat)))
-            self._number = header.number
+        if self._adapts and header.number != self._number + 1:
+            raise CodecError(f"payload {header.number} of a stream, where {self._number + 1} was expected")
         self._coder.decode(levels, flat, self._strides_like(flat), header.number, add=False)
+        if self._adapts:
+            self._number = header.number
         if self._moment is not None:
             self._moment.decode(header.number, body[len(body) - side :], flat)
         if not is_flat(into):

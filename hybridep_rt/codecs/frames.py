@@ -27,6 +27,7 @@ class Kind(IntEnum):
     SPARSE = 3
     SCALED = 4
     PACKED = 5
+    PACKED_LEVELS = 6
 
 
 class Header(NamedTuple):
@@ -58,11 +59,12 @@ class FramePool:
     def new_frame(self, kind: Kind, form: int, number: int, body_bytes: int) -> Octets:
         """As the function of that name. A payload's slices have to be taken from its memoryview."""
         size = HEADER_BYTES + body_bytes
-        free = (buffer for buffer, frame in self._lent if frame() is None and len(buffer) == size)
-        buffer = next(free, None)
+        free = [buffer for buffer, frame in self._lent if frame() is None]
+        buffer = next((buffer for buffer in free if len(buffer) >= size), None)
         if buffer is None:
-            buffer = np.empty(size, np.uint8)
-        frame = buffer[:]
+            # Where sizes vary, the next may be a little larger still.
+            buffer = np.empty(size + (size // 32 if free else 0), np.uint8)
+        frame = buffer[:size]
         self._lent = [(kept, held) for kept, held in self._lent if kept is not buffer and held() is not None]
         self._lent.append((buffer, weakref.ref(frame)))
         return _headed(frame, kind, form, number)

@@ -17,6 +17,7 @@ import numpy as np
 from hybridep_rt.codecs.lanes import lane_sum
 from hybridep_rt.codecs.levels import (
     CHUNK,
+    FALLBACK,
     NORMAL_SPREAD,
     SAMPLE_RUN,
     STRIDE_LEAST,
@@ -33,6 +34,7 @@ _SIGN = np.int32(-(2**31))
 _MAGNITUDE = np.int32(2**31 - 1)
 _NAN = 0x7FC0
 _TINY = np.float32(TINY)
+_FALLBACK = np.float32(FALLBACK)
 _SPREAD, _LEAST, _MOST = np.float32(NORMAL_SPREAD), np.float32(STRIDE_LEAST), np.float32(STRIDE_MOST)
 _LEAST_NORMAL = np.int32(np.float32(2.0**-6).view(np.int32))
 _ROUND = np.float32(1.5 * 2**23)
@@ -85,9 +87,23 @@ def _choose(size: Any, spread: Any, magnitudes: Any, thresholds: Any, index: Any
         threshold = thresholds[k]
         magnitude = magnitudes[k + 1]
         for i in range(CHUNK):
-            reached = size[i] >= threshold * spread[i]
+            reached = not (size[i] < threshold * spread[i])
             index[i] += np.int32(reached)
             level[i] = magnitude if reached else level[i]
+
+
+@_compiled
+def _never_nothing(size: Any, spread: Any, index: Any, level: Any) -> None:
+    """A narrower dead zone where a block of three levels would be coded as zeros alone."""
+    blocks, block = size.shape
+    for b in range(blocks):
+        reached = np.int32(0)
+        for i in range(block):
+            reached |= index[b, i]
+        if reached == 0:
+            for i in range(block):
+                index[b, i] = np.int32(not (size[b, i] < _FALLBACK * spread[b, i]))
+                level[b, i] = np.float32(index[b, i])
 
 
 @_compiled
@@ -194,14 +210,15 @@ def _forget_signs(scale: Any, state: Any, row: int) -> None:
 
 
 @_compiled
-def _code_levels(x_bits: Any, scale: Any, bits: int, level: Any, level_bits: Any, index: Any) -> None:
-    """Signs above the indices; magnitudes become decoded values."""
+def _code_levels(x_bits: Any, scale: Any, bits: int, signed_zero: Any, level: Any, level_bits: Any, index: Any) -> None:
+    """Signs above the indices; magnitudes become decoded values. `signed_zero`: 1 where the lowest index has a sign."""
     sign_bit = np.int32(bits - 1)
     for i in range(CHUNK):
         level[i] = level[i] * scale[i]
     for i in range(CHUNK):
-        level_bits[i] |= x_bits[i] & _SIGN
-        index[i] |= ((x_bits[i] >> 31) & 1) << sign_bit
+        negative = (x_bits[i] >> 31) & (index[i] | signed_zero) & 1
+        level_bits[i] |= np.int32(negative << 31)
+        index[i] |= np.int32(negative << sign_bit)
 
 
 @_compiled
@@ -239,6 +256,34 @@ def _pack(index: Any, bits: int, codes: Any, row: int) -> None:
 
 
 @_compiled
+def _pack_trits(index: Any, rest: Any, codes: Any, row: int) -> None:
+    """Three levels as digits of base 3; see `reference.pack_trits`. Zeros have no sign here. `rest` is scratch."""
+    for j in range(TRIT_BYTES):
+        rest[j] = 0
+    for k in range(TRITS - 1, -1, -1):
+        first = k * TRIT_BYTES
+        for j in range(min(TRIT_BYTES, CHUNK - first)):
+            code = index[first + j]
+            rest[j] = rest[j] * 3 + (code & 1) + (code >> 1)
+    for j in range(TRIT_BYTES):
+        codes[row, j] = np.uint8(rest[j])
+
+
+@_compiled
+def _unpack_trits(codes: Any, row: int, rest: Any, index: Any) -> None:
+    """The inverse of `_pack_trits`. x * 171 >> 9 is x // 3 for a byte."""
+    for j in range(TRIT_BYTES):
+        rest[j] = np.int32(codes[row, j])
+    for k in range(TRITS):
+        first = k * TRIT_BYTES
+        for j in range(min(TRIT_BYTES, CHUNK - first)):
+            third = (rest[j] * np.int32(171)) >> np.int32(9)
+            digit = rest[j] - third * np.int32(3)
+            rest[j] = third
+            index[first + j] = digit | (digit >> np.int32(1))
+
+
+@_compiled
 def drift(state: Any, velocity: Any, rho: Any, gain: Any) -> None:
     """What only the velocity moves, in rows of a chunk."""
     for row in range(len(state)):
@@ -254,6 +299,7 @@ def encode_levels(
     velocity: Any,
     real: int,
     bits: int,
+    three: bool,
     magnitudes: Any,
     thresholds: Any,
     factor: Any,
@@ -272,8 +318,10 @@ def encode_levels(
     size_B, scale_B, scale_bits_B = size.reshape(shape), scale.reshape(shape), scale_bits.reshape(shape)
     above_B, below_B = above.reshape(shape), below.reshape(shape)
     index = np.empty(CHUNK, np.int32)
+    index_B, level_B = index.reshape(shape), level.reshape(shape)
     run_scale, packed = np.empty(_RUNS, np.float32), np.empty(_RUN, np.int32)
     run_scale_bits = run_scale.view(np.int32)
+    rest = np.empty(TRIT_BYTES, np.int32)
     for row in range(len(values)):
         _difference(x, size, values, state, velocity, row, gain, feedback)
         if bits == 1:
@@ -288,14 +336,19 @@ def encode_levels(
             above[i] = size[i] * size[i]
         _spreads(above_B, real, scale_B)
         _choose(size, scale, magnitudes, thresholds, index, level)
+        if three:
+            _never_nothing(size_B, scale_B, index_B, level_B)
         _fit(size, level, real, above, below)
         _fitted(above_B, below_B, scale_B)
         spoilt = _round_scales(scale_B, scale_bits_B, factor, scales, row)
-        if bits == 2:
-            _code_levels(x_bits, scale, 2, level, level_bits, index)
+        if three:
+            _code_levels(x_bits, scale, 2, np.int32(0), level, level_bits, index)
+            _pack_trits(index, rest, codes, row)
+        elif bits == 2:
+            _code_levels(x_bits, scale, 2, np.int32(1), level, level_bits, index)
             _pack(index, 2, codes, row)
         else:
-            _code_levels(x_bits, scale, 4, level, level_bits, index)
+            _code_levels(x_bits, scale, 4, np.int32(1), level, level_bits, index)
             _pack(index, 4, codes, row)
         if spoilt:
             _spoil(scale, x, level, feedback)
@@ -365,9 +418,8 @@ def _unpack(codes: Any, row: int, bits: int, index: Any) -> None:
 
 
 @_compiled
-def _decode(codes: Any, row: int, bits: int, magnitudes: Any, scale: Any, index: Any, decoded: Any) -> None:
+def _decode(index: Any, bits: int, magnitudes: Any, scale: Any, decoded: Any) -> None:
     """Levels times scales, with their signs."""
-    _unpack(codes, row, bits, index)
     for i in range(CHUNK):
         decoded[i] = magnitudes[0]
     mask = np.int32((1 << (bits - 1)) - 1)
@@ -387,6 +439,7 @@ def decode_levels(
     state: Any,
     velocity: Any,
     bits: int,
+    three: bool,
     magnitudes: Any,
     rho: Any,
     gain: Any,
@@ -396,7 +449,7 @@ def decode_levels(
     blocks = scales.shape[1]
     scale, decoded = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
     scale_bits_B = scale.view(np.int32).reshape((blocks, CHUNK // blocks))
-    index = np.empty(CHUNK, np.int32)
+    index, rest = np.empty(CHUNK, np.int32), np.empty(TRIT_BYTES, np.int32)
     run_scale, packed = np.empty(_RUNS, np.float32), np.empty(_RUN, np.int32)
     run_scale_bits_B = run_scale.view(np.int32).reshape((blocks, _RUNS // blocks))
     for row in range(len(state)):
@@ -405,39 +458,16 @@ def decode_levels(
             _take_signs(run_scale, codes, packed, state, velocity, row, rho, gain, add)
             continue
         _spread_scales(scales, row, scale_bits_B)
-        if bits == 2:
-            _decode(codes, row, 2, magnitudes, scale, index, decoded)
+        if three:
+            _unpack_trits(codes, row, rest, index)
+            _decode(index, 2, magnitudes, scale, decoded)
+        elif bits == 2:
+            _unpack(codes, row, 2, index)
+            _decode(index, 2, magnitudes, scale, decoded)
         else:
-            _decode(codes, row, 4, magnitudes, scale, index, decoded)
+            _unpack(codes, row, 4, index)
+            _decode(index, 4, magnitudes, scale, decoded)
         _take(decoded, state, velocity, row, rho, gain, add)
-
-
-@_compiled
-def _pack_trits(index: Any, rest: Any, codes: Any, row: int) -> None:
-    """Three levels as digits of base 3; see `reference.pack_trits`. Zeros have no sign here. `rest` is scratch."""
-    for j in range(TRIT_BYTES):
-        rest[j] = 0
-    for k in range(TRITS - 1, -1, -1):
-        first = k * TRIT_BYTES
-        for j in range(min(TRIT_BYTES, CHUNK - first)):
-            code = index[first + j]
-            rest[j] = rest[j] * 3 + (code & 1) + (code >> 1)
-    for j in range(TRIT_BYTES):
-        codes[row, j] = np.uint8(rest[j])
-
-
-@_compiled
-def _unpack_trits(codes: Any, row: int, rest: Any, index: Any) -> None:
-    """The inverse of `_pack_trits`. x * 171 >> 9 is x // 3 for a byte."""
-    for j in range(TRIT_BYTES):
-        rest[j] = np.int32(codes[row, j])
-    for k in range(TRITS):
-        first = k * TRIT_BYTES
-        for j in range(min(TRIT_BYTES, CHUNK - first)):
-            third = (rest[j] * np.int32(171)) >> np.int32(9)
-            digit = rest[j] - third * np.int32(3)
-            rest[j] = third
-            index[first + j] = digit | (digit >> np.int32(1))
 
 
 @_compiled
@@ -463,6 +493,15 @@ def _even_out(strides: Any, row: int, real: int, stride: Any, stride_B: Any) -> 
 
 
 @_compiled
+def _reach(size: Any, b: int, bound: Any, low: Any, high: Any, stride: Any, index: Any, level: Any) -> None:
+    """Which values of a block reach a bound in units of their strides; levels become magnitudes times strides."""
+    for i in range(size.shape[1]):
+        reached = not (size[b, i] < bound * stride[b, i])
+        index[b, i] = np.int32(reached)
+        level[b, i] = (high if reached else low) * stride[b, i]
+
+
+@_compiled
 def _adaptive_scales(
     size: Any, level: Any, index: Any, stride: Any, magnitudes: Any, thresholds: Any, scale: Any
 ) -> None:
@@ -475,14 +514,15 @@ def _adaptive_scales(
         total, reach = lane_sum(size, b), lane_sum(stride, b)
         value = total / reach if reach > 0 else np.float32(0)
         if len(thresholds) > 0:
-            bound = value * _SPREAD * thresholds[0]
             low, high = magnitudes[0], magnitudes[1]
+            _reach(size, b, value * _SPREAD * thresholds[0], low, high, stride, index, level)
+            reach = lane_sum(level, b)
+            if low == 0 and reach == 0:
+                _reach(size, b, value * _FALLBACK, low, high, stride, index, level)
+                reach = lane_sum(level, b)
             for i in range(block):
-                reached = not (size[b, i] < bound * stride[b, i])
-                index[b, i] = np.int32(reached)
-                level[b, i] = (high if reached else low) * stride[b, i]
                 size[b, i] = size[b, i] if level[b, i] > 0 else np.float32(0)
-            total, reach = lane_sum(size, b), lane_sum(level, b)
+            total = lane_sum(size, b)
             value = total / reach if reach > 0 else np.float32(0)
         for i in range(block):
             scale[b, i] = value
@@ -864,6 +904,7 @@ def adamw_and_encode_levels(
     state: Any,
     velocity: Any,
     bits: int,
+    three: bool,
     magnitudes: Any,
     thresholds: Any,
     factor: Any,
@@ -880,6 +921,6 @@ def adamw_and_encode_levels(
             decay, weight, beta, rest, root, epsilon, rate,
         )  # fmt: skip
         encode_levels(
-            values[part], state[part], velocity[part], CHUNK, bits, magnitudes, thresholds,
+            values[part], state[part], velocity[part], CHUNK, bits, three, magnitudes, thresholds,
             factor, rho, gain, False, scales[part], codes[part],
         )  # fmt: skip

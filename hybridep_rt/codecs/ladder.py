@@ -46,31 +46,20 @@ class Rung:
 
 
 _SAFE = Codecs(tokens="bf16", weights="delta-2bit:predict=0.5:block=256", gradients="2bit:adapt=1:block=256")
-_WARM_UP_STEPS = 200
 
 LADDER = (
     Rung("exact", Codecs(), 0),
     Rung("safe", _SAFE, 0),
-    Rung(
-        "default",
-        Codecs(tokens="int8", weights="delta-1bit:predict=0.5:block=256", gradients="ternary"),
-        _WARM_UP_STEPS,
-        _SAFE,
-    ),
-    Rung(
-        "lean",
-        Codecs(tokens="int8", weights="delta-1bit:t=2:predict=0.3:block=256", gradients="1bit:adapt=1:block=256"),
-        _WARM_UP_STEPS,
-        _SAFE,
-    ),
+    Rung("default", Codecs("int8", "delta-ternary:dead=1:predict=0.5:zstd=1", "ternary:dead=0.9:zstd=1"), 0, _SAFE),
+    Rung("lean", Codecs("int8", "delta-ternary:t=2:dead=1:predict=0.25:zstd=1", "ternary:dead=1.05:zstd=1"), 0, _SAFE),
     Rung(
         "extreme",
-        Codecs(tokens="int8", weights="delta-1bit:t=4:scale=1.3:block=256", gradients="1bit:adapt=1:t=2:block=256"),
-        _WARM_UP_STEPS,
+        Codecs("int8", "delta-ternary:t=4:dead=0.8:predict=0.15:zstd=1", "ternary:dead=1.5:zstd=1"),
+        200,
         _SAFE,
     ),
 )
-"""From faithful to small. What coarse codecs cost is made while weights move fast, so the first steps are `safe`."""
+"""From faithful to small. What the coarsest costs is made while weights move fast, so its first steps are `safe`."""
 
 EXACT = LADDER[0]
 

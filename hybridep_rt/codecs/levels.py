@@ -73,9 +73,16 @@ def lloyd_max(bits: int) -> Levels:
 
 
 @cache
-def ternary() -> Levels:
-    """Zero, and one level for what is above 0.6 of the root mean square."""
-    return Levels(2, np.array([0, 1], np.float32), np.array([0.6], np.float32))
+def ternary(dead: float) -> Levels:
+    """Zero, and one level for what reaches `dead` times the root mean square."""
+    return Levels(2, np.array([0, 1], np.float32), np.array([dead], np.float32))
+
+
+DEAD = 0.6
+"""The dead zone of three levels that has the least mean square error for normal values."""
+
+FALLBACK = 0.5
+"""The dead zone of a block of three levels in which nothing reaches a wider one, as where all values are as large."""
 
 
 TRITS = 5
@@ -118,7 +125,7 @@ class LevelCode:
 
     `gain` 0: no predictor. Else a copy's velocity, which keeps `rho` of itself per step, moves it by `gain` times
     itself. `adapts`: levels are in units of a stride of each value's own, which both ends know: see `Strides`.
-    `three`: the levels of `ternary`.
+    `dead`: where above 0, the levels are those of `ternary`, and `bits` is 2.
     """
 
     bits: int
@@ -127,17 +134,17 @@ class LevelCode:
     rho: float = 0.9
     gain: float = 0.0
     adapts: bool = False
-    three: bool = False
+    dead: float = 0.0
 
     @property
     def strides(self) -> Strides:
         """Of an adaptive code."""
-        return THREE_LEVELS if self.three else FOUR_LEVELS if self.bits > 1 else ONE_LEVEL
+        return THREE_LEVELS if self.dead else FOUR_LEVELS if self.bits > 1 else ONE_LEVEL
 
     @property
     def levels(self) -> Levels:
         """The levels of that many bits, or three."""
-        return ternary() if self.three else lloyd_max(self.bits)
+        return ternary(self.dead) if self.dead else lloyd_max(self.bits)
 
     def sizes(self, chunks: int) -> tuple[int, int]:
         """Scales and code bytes of that many chunks."""

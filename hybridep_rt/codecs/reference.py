@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from hybridep_rt.codecs.levels import (
     CHUNK,
+    FALLBACK,
     GROUP,
     LANES,
     LOG_STEPS,
@@ -99,13 +100,14 @@ def encode_levels(
     else:
         spread = np.sqrt(lane_sum(size_B * size_B) / count)
         for threshold in levels.thresholds:
-            index += size_B >= threshold * spread[:, None]
+            index += ~(size_B < threshold * spread[:, None])
+        index = _never_nothing(index, size_B, spread[:, None], levels)
         level_B = levels.magnitudes[index]
         above, below = lane_sum(size_B * level_B), lane_sum(np.where(real_B, level_B * level_B, np.float32(0)))
         scale = _ratio(above, below)
     scales = to_bf16(scale * np.float32(factor))
     negative = _blocks(np.signbit(x).astype(np.uint8), block)
-    coded = Coded(scales, pack(np.asarray(negative << (levels.bits - 1) | index, np.uint8), levels.bits))
+    coded = Coded(scales, _packed(np.asarray(negative << (levels.bits - 1) | index, np.uint8), levels))
     decoded = _decoded(coded, block, levels)[: len(x)]
     if feedback:
         spoilt = np.isnan(decoded)
@@ -146,8 +148,10 @@ def encode_adaptive(
     total, reach = lane_sum(size_B), lane_sum(stride_B)
     index = np.zeros(size_B.shape, np.uint8)
     if levels.bits > 1:
-        bound = _ratio(total, reach) * np.float32(NORMAL_SPREAD) * levels.thresholds[0]
+        mean = _ratio(total, reach)
+        bound = mean * np.float32(NORMAL_SPREAD) * levels.thresholds[0]
         index += ~(size_B < bound[:, None] * stride_B)
+        index = _never_nothing(index, size_B, mean[:, None] * stride_B, levels)
         level_B = levels.magnitudes[index] * stride_B
         total, reach = lane_sum(np.where(level_B > 0, size_B, np.float32(0))), lane_sum(level_B)
     scales = to_bf16(_ratio(total, reach))
@@ -304,6 +308,12 @@ def _real(elements: int, block: int, blocks: int) -> npt.NDArray[np.bool_]:
 def _ratio(above: Floats, below: Floats) -> Floats:
     """0 where there is nothing below."""
     return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+
+
+def _never_nothing(index: Octets, size_B: Floats, unit_B: Floats, levels: Levels) -> Octets:
+    """The indices, by a narrower dead zone where a block of three levels would be coded as zeros alone."""
+    nothing = ~((index > 0) & (unit_B != 0)).any(1, keepdims=True) & levels.is_ternary
+    return np.where(nothing, ~(size_B < np.float32(FALLBACK) * unit_B), index).astype(np.uint8)
 
 
 def _packed(codes: Octets, levels: Levels) -> Octets:
