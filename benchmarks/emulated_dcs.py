@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import hybridep_rt
-from hybridep_rt.codecs.codec import Codec, Codecs, make_codec
+from hybridep_rt.codecs.codec import Codec, Codecs, follow, make_codec
 from hybridep_rt.codecs.feedback import Feedback
 from hybridep_rt.codecs.ladder import Rung
 from hybridep_rt.codecs.outgoing import Outgoing
@@ -90,11 +90,16 @@ class _Copy:
     def change(self, codecs: Codecs) -> None:
         """Use other codecs from the next `publish` and the next gradient on."""
         if codecs.weights != self._codecs.weights:
-            self._weights = _ends(codecs.weights)
+            before, self._weights = self._weights, _ends(codecs.weights)
+            for end, other in zip(self._weights, before, strict=True):
+                follow(end, other)
         if codecs.gradients != self._codecs.gradients:
             for outgoing in self._outgoing.values():
                 outgoing.change(codecs.gradients)
+            incoming = self._incoming
             self._take_gradients(codecs.gradients)
+            for dc, codec in self._incoming.items():
+                follow(codec, incoming[dc])
         self._codecs = codecs
 
     def share(self, shared: torch.Tensor, version: int) -> None:

@@ -33,7 +33,7 @@ ORDER = (
     "sr-1-alone",
     "extreme",
     "side",
-    "default-warm",
+    "default-cold",
     "sr-2",
 )
 AT_ONCE = 3

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridep_rt.codecs.codec import make_codec
+from hybridep_rt.codecs.codec import follow, make_codec
 from hybridep_rt.codecs.delta import DIGEST_EVERY
+from hybridep_rt.codecs.feedback import Feedback
 from hybridep_rt.errors import CodecError
 
 DELTAS = [
@@ -165,6 +166,52 @@ def test_a_stream_may_begin_from_weights_that_both_hold():
     receiver.decode(payload, copy)
     assert torch.allclose(copy, weights + 0.01, atol=1e-4)
     assert receiver.digest() == home.digest()
+
+
+@pytest.mark.parametrize("spec", DELTAS)
+def test_a_delta_stream_takes_over_from_another_without_a_key_frame(spec):
+    home, receiver, copy = make_codec("delta-2bit:predict=0.5"), make_codec("delta-2bit:predict=0.5"), torch.empty(600)
+    weights = walk(600, 5)
+    for _ in range(20):
+        receiver.decode(home.encode(next(weights)), copy)
+    later, at_receiver = make_codec(spec), make_codec(spec)
+    follow(later, home)
+    follow(at_receiver, receiver)
+    for _ in range(20):
+        payload = later.encode(next(weights))
+        assert len(payload) <= later.wire_bytes(600, torch.float32)
+        at_receiver.decode(payload, copy)
+    assert torch.equal(copy, later.state()["copy"])
+    assert at_receiver.digest() == later.digest()
+
+
+@pytest.mark.parametrize("spec", ["ternary:dead=1:zstd=1", "1bit:adapt=1:t=2", "1bit", "bf16"])
+def test_a_gradient_stream_takes_over_the_strides_of_another(spec):
+    ends, generator = [make_codec("2bit:adapt=1") for _ in range(2)], torch.Generator().manual_seed(0)
+    sizes, decoded = torch.rand(700, generator=generator), torch.empty(700)
+    for _ in range(40):
+        ends[1].decode(ends[0].encode(sizes * torch.randn(700, generator=generator)), decoded)
+    later = [make_codec(spec) for _ in range(2)]
+    for codec, before in zip(later, ends, strict=True):
+        follow(codec, before)
+    total = torch.zeros(700)
+    for _ in range(10):
+        gradient = sizes * torch.randn(700, generator=generator)
+        later[1].decode(later[0].encode(gradient), decoded)
+        total += gradient - decoded
+    if isinstance(later[0], Feedback):
+        assert torch.allclose(later[0].flush(), total, atol=1e-4)
+        strides = [codec.state().get("strides") for codec in later]
+        assert (strides[0] is None) == (spec == "1bit")
+        assert strides[0] is None or torch.equal(*strides)
+
+
+def test_a_stream_that_cannot_follow_begins_anew():
+    home, weights = make_codec("bf16"), torch.randn(300)
+    later = make_codec("delta-1bit")
+    follow(later, home)
+    follow(later, make_codec("delta-2bit"))
+    assert len(later.encode(weights)) == later.key_bytes(300)
 
 
 def test_a_predictor_follows_a_steady_movement():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from hybridep_rt.codecs.ladder import rung
+from hybridep_rt.codecs.ladder import parse_rung, rung
 from hybridep_rt.planner.calibration import Calibration, CodecFigures, Figure, LinkFigures, SiteFigures
 from hybridep_rt.planner.calibration_file import dump_calibration
 from hybridep_rt.planner.economics import LayerShape, Workload
@@ -33,11 +33,14 @@ JOB = Job(parse(TEXT), WORK, (uniform(8, 2, samples=256),), Compute(1e13))
 
 
 def test_a_rung_is_its_bytes_and_what_it_remembers() -> None:
-    exact, safe, default, extreme = (with_rung(WORK, rung(name)) for name in ("exact", "safe", "default", "extreme"))
+    exact, safe, default = (with_rung(WORK, rung(name)) for name in ("exact", "safe", "default"))
     assert (exact.token_bytes, exact.weight_bytes, exact.copy_bytes, exact.home_bytes) == (4.0, 4.0, 8.0, 0.0)
     assert (safe.token_bytes, safe.copy_bytes, safe.home_bytes, safe.subscriber_bytes) == (2.0, 20.0, 8.0, 4.0)
     assert (default.copy_bytes, default.home_bytes, default.subscriber_bytes) == (20.0, 8.0, 4.0)
-    assert (extreme.copy_bytes, extreme.home_bytes) == (20.0, 8.0)  # its warm-up's velocities are the most
+    light = parse_rung("weights=delta-1bit,gradients=1bit")
+    assert with_rung(WORK, light).home_bytes == 4.0
+    warmed = replace(light, warm_up_steps=9, warm_up=rung("safe").codecs)
+    assert with_rung(WORK, warmed).home_bytes == 8.0
     assert default.weight_bytes < safe.weight_bytes < 0.5
 
 

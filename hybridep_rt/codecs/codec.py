@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from hybridep_rt.codecs.levels import BLOCKS, DEAD, LevelCode
 from hybridep_rt.errors import CodecError, ConfigError
@@ -46,6 +46,20 @@ class Codec(Protocol):
 
         Raises CodecError where the payload is not one for such a tensor, and then leaves it as it was.
         """
+
+
+@runtime_checkable
+class Following(Protocol):
+    """A codec that can go on with what both ends of a stream know from the codec before it."""
+
+    def follow(self, before: Codec) -> None:
+        """Begin with that, where it is of use. Both ends do so between the same two payloads."""
+
+
+def follow(codec: Codec, before: Codec) -> None:
+    """Let a stream's next codec take over what it can from the one before."""
+    if isinstance(codec, Following):
+        codec.follow(before)
 
 
 class Option(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,6 +33,9 @@ from hybridep_rt.codecs.reference import Octets
 from hybridep_rt.codecs.update import Update
 from hybridep_rt.errors import CodecError
 from hybridep_rt.protocol.messages import Bytes
+
+if TYPE_CHECKING:
+    from hybridep_rt.codecs.codec import Codec
 
 _RANGE = struct.Struct("<II")
 _KEY_BYTES = HEADER_BYTES + _RANGE.size
@@ -140,6 +144,14 @@ class Delta:
     def adopt(self, copy: torch.Tensor) -> None:
         """Begin without a key frame, from weights that both ends hold: the home a clone, a receiver its own copy."""
         self._adopt(copy.detach().reshape(-1) if is_flat(copy) else self._input.of(copy).clone())
+
+    def follow(self, before: Codec) -> None:
+        """Take over from another delta stream of the same tensor, at both ends: no key frame is needed."""
+        if isinstance(before, Delta) and before._copy is not None and before.ready:
+            velocity = before._velocity
+            self._adopt(before._copy)
+            if self._velocity is not None and velocity is not None:
+                self._velocity = velocity
 
     @property
     def ready(self) -> bool:

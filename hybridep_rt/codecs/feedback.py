@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +15,9 @@ from hybridep_rt.codecs.reference import Octets
 from hybridep_rt.errors import CodecError
 from hybridep_rt.protocol.messages import Bytes
 
+if TYPE_CHECKING:
+    from hybridep_rt.codecs.codec import Codec
+
 _MOMENT = "moment."
 
 
@@ -24,7 +28,8 @@ class Feedback:
     `moment`, or where strides adapt, a receiver needs an instance for each sender; else one instance may decode any
     number of streams.
 
-    `adapts`: every value has a stride, which both ends change by each payload alike, from 1 at a stream's first on.
+    `adapts`: every value has a stride, which both ends change by each payload alike, from 1 at a stream's first on, or
+    from those of the stream that it follows.
     """
 
     def __init__(self, name: str, coder: Coder, moment: SecondMoment | None = None, *, adapts: bool = False) -> None:
@@ -92,6 +97,14 @@ class Feedback:
             self._moment.decode(header.number, body[len(body) - side :], flat)
         if not is_flat(into):
             into.copy_(flat.view(into.shape))
+
+    def follow(self, before: Codec) -> None:
+        """Begin with the strides of the stream that this one takes over from, as both ends know them, if it has any.
+
+        What it owes is another matter: see `Outgoing`.
+        """
+        if self._adapts and isinstance(before, Feedback) and before._strides is not None:
+            self._strides = before._strides
 
     def _strides_like(self, like: torch.Tensor) -> torch.Tensor | None:
         """The strides that the next payload is coded in, if there are any."""

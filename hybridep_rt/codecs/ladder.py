@@ -45,21 +45,20 @@ class Rung:
         return replace(self, codecs=replace(self.codecs, gradients=":".join(["2bit", *kept])))
 
 
-_SAFE = Codecs(tokens="bf16", weights="delta-2bit:predict=0.5:block=256", gradients="2bit:adapt=1:block=256")
+_SAFE = Codecs("bf16", "delta-2bit:predict=0.5:block=256", "2bit:adapt=1:block=256")
+_DEFAULT = Codecs("int8", "delta-ternary:dead=1.1:predict=0.5:zstd=1", "ternary:dead=0.95:zstd=1")
+_LEAN = Codecs("int8", "delta-ternary:t=2:dead=1.05:predict=0.25:zstd=1", "ternary:dead=1.1:zstd=1")
+_EXTREME = Codecs("int8", "delta-ternary:t=4:dead=0.8:predict=0.15:zstd=1", "ternary:dead=1.5:zstd=1")
+_WARM_UP_STEPS = 200
 
 LADDER = (
-    Rung("exact", Codecs(), 0),
+    Rung("exact", _LOSSLESS, 0),
     Rung("safe", _SAFE, 0),
-    Rung("default", Codecs("int8", "delta-ternary:dead=1:predict=0.5:zstd=1", "ternary:dead=0.9:zstd=1"), 0, _SAFE),
-    Rung("lean", Codecs("int8", "delta-ternary:t=2:dead=1:predict=0.25:zstd=1", "ternary:dead=1.05:zstd=1"), 0, _SAFE),
-    Rung(
-        "extreme",
-        Codecs("int8", "delta-ternary:t=4:dead=0.8:predict=0.15:zstd=1", "ternary:dead=1.5:zstd=1"),
-        200,
-        _SAFE,
-    ),
+    Rung("default", _DEFAULT, _WARM_UP_STEPS, _SAFE),
+    Rung("lean", _LEAN, _WARM_UP_STEPS, _DEFAULT),
+    Rung("extreme", _EXTREME, _WARM_UP_STEPS, _LEAN),
 )
-"""From faithful to small. What the coarsest costs is made while weights move fast, so its first steps are `safe`."""
+"""From faithful to small. Coarse codecs cost most while weights move fast: rungs begin with steps of the one before."""
 
 EXACT = LADDER[0]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hybridep_rt.codecs.codec import make_codec
+from hybridep_rt.codecs.codec import follow, make_codec
 from hybridep_rt.codecs.feedback import Feedback
 from hybridep_rt.protocol.messages import Bytes
 
@@ -42,8 +42,9 @@ class Outgoing:
         owed = self._codec.flush() if isinstance(self._codec, Feedback) else None
         if owed is not None:
             self._carried = owed if self._carried is None else self._carried + owed
-        prepared = self._ahead if spec == self._ahead_spec else None
+        before, prepared = self._codec, self._ahead if spec == self._ahead_spec else None
         self._codec = make_codec(spec) if prepared is None else prepared
+        follow(self._codec, before)
         self._spec, self._ahead = spec, None
 
     def flush(self) -> torch.Tensor | None:

@@ -16,7 +16,7 @@ from itertools import chain, cycle
 import torch
 
 from hybridep_rt.codecs.buffers import as_bytes
-from hybridep_rt.codecs.codec import Codec, Codecs, cut_frames, make_codec, options_of
+from hybridep_rt.codecs.codec import Codec, Codecs, cut_frames, follow, make_codec, options_of
 from hybridep_rt.codecs.feedback import Feedback
 from hybridep_rt.codecs.outgoing import Outgoing
 from hybridep_rt.codecs.shared import SharedResidual
@@ -166,7 +166,10 @@ class Holdings:
             outgoing.change(codecs.gradients)
         self._ahead = codecs.gradients
         if codecs.gradients != self._gradient_spec:
-            self._incoming = self._incoming_gradients(codecs.gradients)
+            before, self._incoming = self._incoming, self._incoming_gradients(codecs.gradients)
+            for stream, incoming in self._incoming.items():
+                for codec, other in zip(incoming, before[stream], strict=True):
+                    follow(codec, other)
 
     def codec_figures(self) -> CodecFigures:
         """What codecs did to this worker's experts: a pass or two over the memory of those that others hold."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 import torch
 
-from hybridep_rt.codecs.codec import Codec, make_codec
+from hybridep_rt.codecs.codec import Codec, follow, make_codec
 from hybridep_rt.codecs.shared import SharedResidual
 
 Streams = list[Codec]
@@ -17,7 +17,8 @@ class WeightStreams:
     """The codecs of the weights that pass through this worker, by expert.
 
     A change takes effect with a version, expert by expert: what was sent before is decoded by the codec it was sent
-    with, however late it is asked for. New streams begin with a key frame where their codec has one.
+    with, however late it is asked for. New streams begin with a key frame where their codec has one, unless that can
+    follow the one before.
     """
 
     def __init__(self, spec: str, experts: Iterable[int], tensors: int) -> None:
@@ -31,7 +32,9 @@ class WeightStreams:
         """The codecs of an expert's version. Versions of one expert have to be asked for in their order."""
         coming = self._coming[expert]
         while coming and coming[0][0] <= version:
-            self._current[expert] = coming.pop(0)[1]
+            before, self._current[expert] = self._current[expert], coming.pop(0)[1]
+            for codec, other in zip(self._current[expert], before, strict=True):
+                follow(codec, other)
         return self._current[expert]
 
     def change(self, spec: str, first_version: int) -> bool:
