@@ -18,6 +18,7 @@ Runs = Mapping[tuple[str, int], Mapping[str, Any]]
 """(row, seed) -> what `quality_runs.run` returned."""
 
 _REFERENCES = ("exact", "longer")
+_TICKS = (-0.1, -0.03, -0.01, -0.005, 0, 0.005, 0.01, 0.03, 0.1, 0.3, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +97,18 @@ def plot(found: Sequence[Found], file: Path) -> None:
             error = [[row.gap.value - low], [high - row.gap.value]]
             over_bytes.errorbar(total, row.gap.value, error, color=color, fmt="o", capsize=3)
             side, shift = ("right", -6) if total > 1 else ("left", 6)
-            place = (shift, 4 if number % 2 else -9)
+            place = (shift, -9 if number % 2 else 4)
             over_bytes.annotate(title, (total, row.gap.value), place, textcoords="offset points", fontsize=8, ha=side)
     for axes in (over_steps, over_bytes):
         axes.axhspan(-0.003, 0.003, color="0.9", zorder=0)
         axes.set_yscale("symlog", linthresh=0.01)
         axes.set_ylabel("loss less that of exact training, nats per byte")
+        low, high = axes.get_ylim()
+        ticks = [tick for tick in _TICKS if low <= tick <= high]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.grid(alpha=0.3)
     over_steps.set_xlabel("optimizer steps")
-    over_steps.legend(fontsize=8)
+    over_steps.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.13))
     over_bytes.set_xscale("log")
     tick_in_decades(over_bytes.xaxis)
     over_bytes.set_xlabel("bytes per parameter and step, both ways (exact: 8)")
