@@ -123,6 +123,8 @@ class _Copy:
         total = torch.zeros_like(self.home) if self.home.grad is None else self.home.grad
         for dc, outgoing in self._outgoing.items():
             gradient, self.gradients[dc] = self.gradients[dc], None
+            if gradient is None and outgoing.carries:
+                gradient = torch.zeros_like(self.home)
             if gradient is not None:
                 payload = memoryview(outgoing.encode(gradient))
                 self._incoming[dc].decode(payload, self._received)

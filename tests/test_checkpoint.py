@@ -25,6 +25,12 @@ LAYOUT = Layout((2, 1, 1))
 CASE = Case(num_experts=5, top_k=2, steps=6, micro_tokens=tokens(LAYOUT, 6))
 PLANS = some_plans(LAYOUT, 5)
 LOSSY = Rung("lossy", Codecs("bf16", "delta-1bit:predict=0.5", "1bit:vs=2:adapt=1", dense="2bit"), warm_up_steps=2)
+FOLLOWED = Rung(
+    "followed",
+    Codecs(weights="delta-ternary:dead=1:predict=0.5:zstd=1", gradients="ternary:zstd=1"),
+    warm_up_steps=2,
+    warm_up=Codecs(weights="delta-2bit:predict=0.5", gradients="2bit:adapt=1"),
+)
 
 
 def begun(runtime: Runtime) -> tuple[Model, torch.optim.Optimizer]:
@@ -58,8 +64,9 @@ def saved(runtime: Runtime) -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.parametrize("rung", [LOSSY, FOLLOWED], ids=lambda rung: rung.name)
 @pytest.mark.parametrize("stop", [1, 4])
-def test_a_resumed_run_ends_with_the_same_bits(stop):
+def test_a_resumed_run_ends_with_the_same_bits(stop, rung):
     """It stops in the warm-up or after it, under another plan than the one that the job starts with."""
     plans = PLANS[:3]
 
@@ -77,9 +84,9 @@ def test_a_resumed_run_ends_with_the_same_bits(stop):
         later = [Plan(runtime.plan.epoch - stop + n, LAYOUT, plan.layers, "") for n, plan in enumerate(plans)]
         return train(runtime, model, optimizer, range(stop, CASE.steps), later)
 
-    expected = run_fleet(plans[0], whole, rung=LOSSY)
-    files = run_fleet(plans[0], first, rung=LOSSY)
-    found = run_fleet(plans[0], second, rung=LOSSY, seed=1)
+    expected = run_fleet(plans[0], whole, rung=rung)
+    files = run_fleet(plans[0], first, rung=rung)
+    found = run_fleet(plans[0], second, rung=rung, seed=1)
     for number, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
         assert mine.keys() == theirs.keys()
         for name in mine:

@@ -232,6 +232,7 @@ def test_names():
         ("delta-topk:keep=nan", "nan is not in"),
         ("delta-1bit:scale", "scale"),
         ("delta-1bit:scale=1.3:predict=0.5", "swings up"),
+        ("delta-ternary:dead=1.5:predict=0.5", "swings up"),
     ],
 )
 def test_options_are_checked(spec, message):

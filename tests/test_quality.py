@@ -9,7 +9,7 @@ import hybridep_rt
 from benchmarks.emulated_dcs import EmulatedDCs, EmulatedLayer
 from benchmarks.quality_report import evaluate
 from hybridep_rt.codecs.codec import Codecs
-from hybridep_rt.codecs.ladder import Rung
+from hybridep_rt.codecs.ladder import LADDER, Rung
 from hybridep_rt.codecs.warm_up import warm_up
 from hybridep_rt.planner.makers import plain_ep, subscribe
 from hybridep_rt.planner.plan import Layout, Plan
@@ -24,6 +24,7 @@ RUNGS = (
     Rung("default", Codecs(tokens="int8", weights="delta-1bit:predict=0.5", gradients="1bit:vs=2"), 2),
     Rung("safe", Codecs(weights="delta-2bit:t=2", gradients="topk:keep=0.2"), 0),
     Rung("lean", Codecs(tokens="int8", weights="delta-1bit:t=2:predict=0.3", gradients="ternary"), 1),
+    Rung("followed", LADDER[3].codecs, 3, LADDER[3].warm_up),
 )
 
 
@@ -48,7 +49,7 @@ def emulated(runtime, rung, start):
 
 @pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.codecs.gradients)
 def test_one_process_trains_as_dcs_do(rung):
-    warm_up([rung.codecs.tokens, rung.codecs.weights, rung.codecs.gradients])
+    warm_up(rung.specs)
     layout = Layout((1,) * DCS)
     plan = Plan(0, layout, (subscribe(layout, HOME, HOLDERS),) * LAYERS, "mixed")
     results = run_fleet(plan, lambda runtime: train_distributed(CASE, runtime, optimize=adamw), rung=rung)

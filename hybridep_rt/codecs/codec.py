@@ -300,6 +300,8 @@ def _parse(spec: str) -> tuple[_Entry, dict[str, float]]:
         raise ConfigError(f"codec {name}: block is one of {', '.join(map(str, BLOCKS))}")
     if chosen.get("predict", 0) > 0 and chosen.get("scale", 1) > 1:
         raise ConfigError(f"codec {name}: predict with a scale above 1 swings up: choose one of them")
+    if chosen.get("predict", 0) > 0 and chosen.get("dead", 0) > 1.2:
+        raise ConfigError(f"codec {name}: predict with dead above 1.2 swings up, as little corrects it: choose less")
     return entry, chosen
 
 
