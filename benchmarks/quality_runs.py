@@ -7,6 +7,7 @@ import math
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -110,14 +111,17 @@ def run(name: str, seed: int, settings: Settings) -> dict[str, Any]:
     optimizer = hybridep_rt.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
     dcs = _emulate(row, model, optimizer, settings.shape)
     evaluation, final = _held_out(text, settings)
-    started, curve, sent = time.process_time(), [], []
+    started, curve, sent, losses = time.process_time(), [], [], []
     for step in range(steps):
         loss = model.loss(_batch(text, settings, seed, step))
+        losses.append(float(loss.detach()))
         optimizer.param_groups[0]["lr"] = _rate(settings, step, steps)
         sent.append(dcs.step(loss, settings.clip))
         if (step + 1) % (steps // settings.evaluations) == 0:
             distance = max(layer.distance() for layer in dcs.layers)
-            curve.append({"step": step + 1, "loss": _evaluate(model, evaluation), "distance": distance})
+            trained = fmean(losses[-(steps // settings.evaluations) :])
+            point = {"step": step + 1, "loss": _evaluate(model, evaluation), "trained": trained, "distance": distance}
+            curve.append(point)
     return {
         "row": name,
         "seed": seed,

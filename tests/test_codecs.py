@@ -186,7 +186,7 @@ def test_packed_levels_take_no_more_memory_than_their_tensor(spec):
 
 
 @pytest.mark.parametrize("name", ["delta-ternary", "ternary"])
-@pytest.mark.parametrize("dead", [0.6, 0.9, 1.2, 1.5])
+@pytest.mark.parametrize("dead", [0.6, 0.9, 1.2, 1.8])
 def test_packed_levels_of_normal_values_take_what_the_planner_counts(name, dead):
     spec, elements = f"{name}:dead={dead}:zstd=1", 1 << 18
     sender = make_codec(spec)
@@ -241,7 +241,7 @@ def test_options_are_checked(spec, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "both_ways"), [("exact", 8), ("safe", 0.516), ("default", 0.3214), ("lean", 0.2303), ("extreme", 0.1467)]
+    ("name", "both_ways"), [("exact", 8), ("safe", 0.516), ("default", 0.3249), ("lean", 0.2305), ("extreme", 0.1463)]
 )
 def test_the_ladder_s_bytes(name, both_ways):
     codecs = rung(name).codecs

@@ -47,18 +47,17 @@ class Rung:
 
 _SAFE = Codecs("bf16", "delta-2bit:predict=0.5:block=256", "2bit:adapt=1:block=256")
 _DEFAULT = Codecs("int8", "delta-ternary:dead=1.1:predict=0.5:zstd=1", "ternary:dead=0.95:zstd=1")
-_LEAN = Codecs("int8", "delta-ternary:t=2:dead=1.05:predict=0.25:zstd=1", "ternary:dead=1.1:zstd=1")
-_EXTREME = Codecs("int8", "delta-ternary:t=4:dead=0.8:predict=0.15:zstd=1", "ternary:dead=1.5:zstd=1")
-_WARM_UP_STEPS = 200
+_LEAN = Codecs("int8", "delta-ternary:dead=1.2:predict=0.5:zstd=1", "ternary:dead=1.6:zstd=1")
+_EXTREME = Codecs("int8", "delta-ternary:t=2:dead=1.2:predict=0.25:zstd=1", "ternary:dead=1.8:zstd=1")
 
 LADDER = (
     Rung("exact", _LOSSLESS, 0),
     Rung("safe", _SAFE, 0),
-    Rung("default", _DEFAULT, _WARM_UP_STEPS, _SAFE),
-    Rung("lean", _LEAN, _WARM_UP_STEPS, _DEFAULT),
-    Rung("extreme", _EXTREME, _WARM_UP_STEPS, _LEAN),
+    Rung("default", _DEFAULT, 200, _SAFE),
+    Rung("lean", _LEAN, 80, _SAFE),
+    Rung("extreme", _EXTREME, 80, _SAFE),
 )
-"""From faithful to small. Coarse codecs cost most while weights move fast: rungs begin with steps of the one before."""
+"""From faithful to small. Coarse codecs cost most while weights move fast: the last three begin as `safe`."""
 
 EXACT = LADDER[0]
 

@@ -7,12 +7,11 @@ quantisation).
 
 from __future__ import annotations
 
-import heapq
-import math
 import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
@@ -21,15 +20,14 @@ import zstandard
 
 from hybridep_rt.codecs.coders import LevelCoder
 from hybridep_rt.codecs.frames import HEADER_BYTES, Kind, NewFrame, check_size
-from hybridep_rt.codecs.levels import CHUNK, TRIT_BYTES, TRITS
-from hybridep_rt.codecs.reference import Octets
+from hybridep_rt.codecs.reference import Octets, pack_trits
 from hybridep_rt.codecs.update import Update
 from hybridep_rt.errors import CodecError
 
 _SIZE = struct.Struct("<I")
-_LONGEST_BITS = 11
+_SAMPLE = 1 << 18
 _ADDED = 1.02
-"""What is added to Huffman's code of normal values: 1 % by zstd, 1 % as values aren't quite normal."""
+"""What is added to packed normal values, as gradients and steps of weights aren't quite normal."""
 
 Made = TypeVar("Made")
 _of_thread = threading.local()
@@ -54,9 +52,9 @@ class PackedLevels:
         return _SIZE.size + scales + _most(codes)
 
     def expected_bytes(self, elements: int) -> float:
-        """What a body takes where values are normal, five zeros or not in a byte."""
+        """What a body takes, by what packing leaves of a sample of normal values."""
         scales, codes = self.inner.parts(elements)
-        return _SIZE.size + scales + codes * _mean_bits(self.inner.code.dead) / 8 * _ADDED
+        return _SIZE.size + scales + codes * _packed_share(self.inner.code.dead) * _ADDED
 
     def measure(self, body: memoryview, elements: int) -> int:
         """From the size that a body begins with."""
@@ -141,18 +139,10 @@ def _mine(make: Callable[[], Made]) -> Made:
     return found
 
 
-def _mean_bits(dead: float) -> float:
-    """Of a byte of five normal values in three levels, in Huffman's code."""
-    reached = math.erfc(dead / math.sqrt(2))
-    signed = {0: 1 - reached, 1: reached / 2, 2: reached / 2}
-    likely = [math.prod(signed[byte // 3**k % 3] for k in range(TRITS)) for byte in range(3**TRITS)]
-    # As its code isn't longer, zstd treats what is rarer than this as if it were as frequent.
-    heap = [(max(each, 2.0**-_LONGEST_BITS), each) for each in likely]
-    heapq.heapify(heap)
-    bits = 0.0
-    while len(heap) > 1:
-        (low, real), (high, other) = heapq.heappop(heap), heapq.heappop(heap)
-        bits += real + other
-        heapq.heappush(heap, (low + high, real + other))
-    # The last bytes of a chunk stand for one value less.
-    return bits * CHUNK / (TRITS * TRIT_BYTES)
+@cache
+def _packed_share(dead: float) -> float:
+    """Of the codes of normal values in three levels: what packing leaves of them."""
+    values = np.random.default_rng(0).standard_normal(_SAMPLE)
+    codes = (np.abs(values) >= dead) + 2 * (values < 0)
+    plain = pack_trits(codes.astype(np.uint8))
+    return len(_mine(_compressor).compress(plain.data)) / len(plain)
