@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -86,6 +88,21 @@ def compare(base: str, base_s: Samples, other: str, other_s: Samples, *, seed: i
         ratio_interval(base_s, other_s, seed=seed),
         len(base_s),
     )
+
+
+def mean_difference(samples: Samples, reference: Samples) -> Interval:
+    """The difference of two means and its interval (Welch's t), for few samples that weren't taken in pairs.
+
+    Unbounded where one of the two has a single sample. Raises ValueError as `median_interval`.
+    """
+    one, other = _checked(samples), _checked(reference)
+    difference = float(one.mean() - other.mean())
+    if min(len(one), len(other)) < 2:
+        return Interval(difference, -math.inf, math.inf)
+    if one.var() == other.var() == 0:
+        return Interval(difference, difference, difference)
+    low, high = stats.ttest_ind(one, other, equal_var=False).confidence_interval(CONFIDENCE)
+    return Interval(difference, float(low), float(high))
 
 
 def floor_of(ratios: Sequence[Interval]) -> Floor:

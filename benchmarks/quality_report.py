@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,14 +11,19 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.intervals import Interval, median_interval
+from benchmarks.intervals import Interval, mean_difference
 from benchmarks.quality_runs import LONGER, ROWS
 from benchmarks.report import tick_in_decades
 
-Runs = Mapping[tuple[str, int], Mapping[str, Any]]
-"""(row, seed) -> what `quality_runs.run` returned."""
+Run = Mapping[str, Any]
+"""What `quality_runs.run` returned."""
 
-_REFERENCES = ("exact", "longer")
+Runs = Mapping[tuple[str, int], Run]
+"""By row and seed."""
+
+_EXACT = ("exact", "null")
+"""Exact training, begun alike or a thousandth off: which of them a run is compared with makes no difference."""
+
 _TICKS = (-0.1, -0.03, -0.01, -0.005, 0, 0.005, 0.01, 0.03, 0.1, 0.3, 1)
 
 
@@ -25,9 +31,10 @@ _TICKS = (-0.1, -0.03, -0.01, -0.005, 0, 0.005, 0.01, 0.03, 0.1, 0.3, 1)
 class Found:
     """One row. Loss in nats per byte; bytes per copied parameter, optimizer step and subscriber, both ways together.
 
-    `gap`: final loss less that of exact training with the same seed, over the seeds. `extra_steps`: the part of steps
-    that the row needs on top to end like exact training, None where that wasn't trained longer to compare with.
-    `mean_bytes` counts warm-up and key frames in. `error`: of the copies at the end, as a part of the weights' norm.
+    `gap`: mean final loss less that of all exact runs (of `null`: of the others), whatever their seeds, as seeds matter
+    less than what makes runs with one seed differ. `extra_steps`: the part of steps that the row needs on top to end
+    like exact training, None where that wasn't trained longer to compare with. `mean_bytes` counts warm-up and key
+    frames in. `error`: of the copies at the end, as a part of the weights' norm.
     """
 
     row: str
@@ -38,19 +45,18 @@ class Found:
     mean_bytes: float
     error: float
     seeds: tuple[int, ...]
-    gaps: tuple[float, ...]
+    losses: tuple[float, ...]
     curve: tuple[tuple[int, float], ...]
     """Mean gap at some steps, on a text of its own."""
 
 
 def evaluate(runs: Runs) -> list[Found]:
-    """All rows that have a seed in common with exact training."""
-    gain = _gain(runs)
-    found = []
-    for row in (name for name in ROWS if name not in _REFERENCES):
-        seeds = tuple(sorted(seed for name, seed in runs if name == row and ("exact", seed) in runs))
+    """All rows but exact training itself, if there is any of that."""
+    exact, gain, found = _of(("exact",), runs), _gain(runs), []
+    for name in (name for name in ROWS if exact and name not in ("exact", "longer")):
+        seeds = tuple(sorted(seed for row, seed in runs if row == name))
         if seeds:
-            found.append(_row(row, seeds, runs, gain))
+            found.append(_row(name, seeds, runs, exact if name == "null" else _of(_EXACT, runs), gain))
     return found
 
 
@@ -63,7 +69,7 @@ def results(found: Sequence[Found], runs: Runs) -> list[dict[str, Any]]:
 
 def table(found: Sequence[Found]) -> Table:
     """One line per row."""
-    shown = Table(title="Against exact training", caption="median over seeds [95 % interval]")
+    shown = Table(title="Against exact training", caption="difference of means [95 % interval, Welch]")
     for column in ("", "seeds", "gap, nats/byte", "more steps, %", "bytes out + back", "with warm-up", "copies off by"):
         shown.add_column(column, justify="left" if not column else "right")
     for row in found:
@@ -122,36 +128,45 @@ def _interval(found: Interval, unit: float, form: str) -> str:
     return f"{value} [{low}, {high}]"
 
 
-def _row(row: str, seeds: tuple[int, ...], runs: Runs, gain: float | None) -> Found:
-    mine, exact = ([runs[name, seed] for seed in seeds] for name in (row, "exact"))
-    gaps = tuple(run["final"] - other["final"] for run, other in zip(mine, exact, strict=True))
-    curve = tuple(
-        (points[0][0]["step"], fmean(point["loss"] - other["loss"] for point, other in points))
-        for points in zip(
-            *(zip(run["curve"], other["curve"], strict=True) for run, other in zip(mine, exact, strict=True)),
-            strict=True,
-        )
-    )
+def _row(row: str, seeds: tuple[int, ...], runs: Runs, exact: Sequence[Run], gain: float | None) -> Found:
+    mine = [runs[row, seed] for seed in seeds]
+    losses = tuple(run["final"] for run in mine)
+    gap = mean_difference(losses, [run["final"] for run in exact])
     sent = mine[0]["bytes"] or dict.fromkeys(("weights", "gradients", "weights_mean", "gradients_mean", "shared"), 0.0)
     return Found(
         row,
-        median_interval(gaps),
-        None if gain is None else median_interval([LONGER ** (gap / gain) - 1 for gap in gaps]),
+        gap,
+        None if gain is None else Interval(*(_more_steps(end, gain) for end in (gap.value, gap.low, gap.high))),
         sent["weights"] + sent["shared"],
         sent["gradients"],
         sent["weights_mean"] + sent["shared"] + sent["gradients_mean"],
         fmean(run["curve"][-1]["distance"] for run in mine),
         seeds,
-        gaps,
-        curve,
+        losses,
+        tuple((step, loss - other) for (step, loss), (_, other) in zip(_curve(mine), _curve(exact), strict=True)),
     )
 
 
+def _of(rows: Sequence[str], runs: Runs) -> list[Run]:
+    return [run for (row, _), run in runs.items() if row in rows]
+
+
 def _gain(runs: Runs) -> float | None:
-    """What `LONGER` times the steps gain with exact training; loss falls about linearly in the logarithm of steps."""
-    pairs = [
-        run["final"] - runs["longer", seed]["final"]
-        for (row, seed), run in runs.items()
-        if row == "exact" and ("longer", seed) in runs
-    ]
-    return fmean(pairs) if pairs and fmean(pairs) > 0 else None
+    """What `LONGER` times the steps gain with exact training."""
+    exact, longer = _of(_EXACT, runs), _of(("longer",), runs)
+    return _loss(exact) - _loss(longer) if exact and longer else None
+
+
+def _loss(runs: Sequence[Run]) -> float:
+    return fmean(run["final"] for run in runs)
+
+
+def _curve(runs: Sequence[Run]) -> list[tuple[int, float]]:
+    """Mean loss at the same points of all runs."""
+    points = zip(*(run["curve"] for run in runs), strict=True)
+    return [(at[0]["step"], fmean(point["loss"] for point in at)) for at in points]
+
+
+def _more_steps(gap: float, gain: float) -> float:
+    """As a part of all: loss falls about linearly in the logarithm of steps."""
+    return LONGER ** (gap / gain) - 1 if gap < math.inf else math.inf

@@ -17,6 +17,7 @@ from benchmarks.intervals import (
     differs,
     floor_of,
     interleave,
+    mean_difference,
     median_interval,
     ratio_interval,
     schedule,
@@ -51,6 +52,18 @@ def test_the_interval_of_a_ratio_covers_the_true_one_though_the_machine_drifts()
         covered.append(found.low <= 1.3 <= found.high)
         assert found.high - found.low < 0.2
     assert 0.90 <= np.mean(covered) <= 0.99
+
+
+@pytest.mark.parametrize(("few", "more"), [(3, 3), (3, 8), (5, 5)])
+def test_the_interval_of_a_difference_of_few_covers_the_true_one(few, more):
+    rng = np.random.default_rng(7)
+    found = [mean_difference(rng.normal(5, 3, few), rng.normal(3, 1, more)) for _ in range(500)]
+    assert 0.92 <= np.mean([each.low <= 2 <= each.high for each in found]) <= 0.99
+
+
+def test_a_difference_of_one_sample_has_no_bounds():
+    assert mean_difference([2.0], [1.0, 1.5]) == Interval(0.75, -math.inf, math.inf)
+    assert mean_difference([2.0, 2.0], [1.5, 1.5]) == Interval(0.5, 0.5, 0.5)
 
 
 @given(samples)

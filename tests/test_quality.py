@@ -68,16 +68,28 @@ def one_run(final, weights=0.0):
     return {"final": final, "curve": [{"step": 10, "loss": final + 1, "distance": 0.01}], "bytes": sent}
 
 
-def test_gaps_pair_seeds_and_steps_come_from_longer_training():
+def test_gaps_are_between_means_and_steps_come_from_longer_training():
     exact = {("exact", seed): one_run(2.0 + seed) for seed in range(3)}
-    longer = {("longer", seed): one_run(1.9 + seed) for seed in range(2)}
-    lean = {("lean", 0): one_run(2.1, 0.125), ("lean", 2): one_run(4.3, 0.125), ("lean", 7): one_run(9.0)}
+    longer = {("longer", seed): one_run(1.9 + seed) for seed in range(3)}
+    lean = {("lean", 0): one_run(3.1, 0.125), ("lean", 7): one_run(3.3, 0.125)}
     (found,) = evaluate({**exact, **longer, **lean})
-    assert (found.row, found.seeds) == ("lean", (0, 2))
-    assert (found.gap.low, found.gap.value, found.gap.high) == pytest.approx((0.1, 0.2, 0.3))
-    assert found.extra_steps.low == pytest.approx(0.2)
-    assert found.extra_steps.high == pytest.approx(1.2**3 - 1)
+    assert (found.row, found.seeds, found.losses) == ("lean", (0, 7), (3.1, 3.3))
+    assert found.gap.value == pytest.approx(0.2)
+    assert found.extra_steps.value == pytest.approx(1.2**2 - 1)
     assert (found.weight_bytes, found.gradient_bytes, found.mean_bytes) == (0.625, 0.25, 3.5)
     assert found.curve == ((10, pytest.approx(0.2)),)
     (alone,) = evaluate({**exact, **lean})
     assert alone.extra_steps is None
+    assert evaluate(lean) == []
+
+
+def test_exact_training_that_began_a_thousandth_off_is_exact_training():
+    runs = {
+        ("exact", 0): one_run(2.0),
+        ("exact", 1): one_run(2.2),
+        ("null", 0): one_run(2.6),
+        ("safe", 0): one_run(2.4),
+    }
+    null, safe = sorted(evaluate(runs), key=lambda found: found.row)
+    assert (null.row, null.gap.value) == ("null", pytest.approx(0.5))
+    assert safe.gap.value == pytest.approx(2.4 - 6.8 / 3)
