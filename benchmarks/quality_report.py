@@ -24,6 +24,7 @@ Runs = Mapping[tuple[str, int], Run]
 _EXACT = ("exact", "null")
 """Exact training, begun alike or a thousandth off: which of them a run is compared with makes no difference."""
 
+_MOST_TIMES = 1000
 _TICKS = (-0.1, -0.03, -0.01, -0.005, 0, 0.005, 0.01, 0.03, 0.1, 0.3, 1)
 
 
@@ -62,7 +63,7 @@ def evaluate(runs: Runs) -> list[Found]:
 
 def results(found: Sequence[Found], runs: Runs) -> list[dict[str, Any]]:
     """For the JSON: every row, then the final losses of all runs."""
-    rows = [{"title": ROWS[row.row].title, "rung": asdict(ROWS[row.row].rung), **asdict(row)} for row in found]
+    rows = [{"title": ROWS[row.row].title, "rung": asdict(ROWS[row.row].rung), **_finite(asdict(row))} for row in found]
     finals = [{"row": row, "seed": seed, "final_loss": run["final"]} for (row, seed), run in sorted(runs.items())]
     return [*rows, {"runs": finals, "gain_of_longer": _gain(runs)}]
 
@@ -100,7 +101,7 @@ def plot(found: Sequence[Found], file: Path) -> None:
         over_steps.plot(steps, gaps, color=color, label=title, marker=".", linewidth=1)
         if row.weight_bytes:
             total, low, high = row.weight_bytes + row.gradient_bytes, row.gap.low, row.gap.high
-            error = [[row.gap.value - low], [high - row.gap.value]]
+            error = [[row.gap.value - low], [high - row.gap.value]] if math.isfinite(high) else None
             over_bytes.errorbar(total, row.gap.value, error, color=color, fmt="o", capsize=3)
             side, shift = ("right", -6) if total > 1 else ("left", 6)
             place = (shift, -9 if number % 2 else 4)
@@ -121,6 +122,12 @@ def plot(found: Sequence[Found], file: Path) -> None:
     over_bytes.margins(x=0.25)
     figure.savefig(file, dpi=130)
     pyplot.close(figure)
+
+
+def _finite(content: dict[str, Any]) -> dict[str, Any]:
+    """With None for bounds that there aren't, as JSON has no infinity."""
+    parts = {key: _finite(value) if isinstance(value, dict) else value for key, value in content.items()}
+    return {key: None if value in (math.inf, -math.inf) else value for key, value in parts.items()}
 
 
 def _interval(found: Interval, unit: float, form: str) -> str:
@@ -152,9 +159,10 @@ def _of(rows: Sequence[str], runs: Runs) -> list[Run]:
 
 
 def _gain(runs: Runs) -> float | None:
-    """What `LONGER` times the steps gain with exact training."""
+    """What `LONGER` times the steps gain with exact training, if they do."""
     exact, longer = _of(_EXACT, runs), _of(("longer",), runs)
-    return _loss(exact) - _loss(longer) if exact and longer else None
+    gain = _loss(exact) - _loss(longer) if exact and longer else 0.0
+    return gain if gain > 0 else None
 
 
 def _loss(runs: Sequence[Run]) -> float:
@@ -169,4 +177,5 @@ def _curve(runs: Sequence[Run]) -> list[tuple[int, float]]:
 
 def _more_steps(gap: float, gain: float) -> float:
     """As a part of all: loss falls about linearly in the logarithm of steps."""
-    return LONGER ** (gap / gain) - 1 if gap < math.inf else math.inf
+    times = gap / gain
+    return LONGER**times - 1 if times < _MOST_TIMES else math.inf

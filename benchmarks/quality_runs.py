@@ -100,7 +100,7 @@ def plan_of(shape: TextShape, copied: float) -> LayerPlan:
 
 
 def run(name: str, seed: int, settings: Settings) -> dict[str, Any]:
-    """Train, and say what came out; as JSON."""
+    """Train, and say what came out; as JSON. `trained` in its curve: mean loss of the batches since the last point."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     hybridep_rt.init()

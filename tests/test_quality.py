@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 import hybridep_rt
 from benchmarks.emulated_dcs import EmulatedDCs, EmulatedLayer
-from benchmarks.quality_report import evaluate
+from benchmarks.quality_report import evaluate, results
 from hybridep_rt.codecs.codec import Codecs
 from hybridep_rt.codecs.ladder import LADDER, Rung
 from hybridep_rt.codecs.warm_up import warm_up
@@ -81,6 +83,20 @@ def test_gaps_are_between_means_and_steps_come_from_longer_training():
     (alone,) = evaluate({**exact, **lean})
     assert alone.extra_steps is None
     assert evaluate(lean) == []
+
+
+def test_longer_training_that_gains_nothing_tells_no_steps():
+    runs = {("exact", 0): one_run(2.0), ("longer", 0): one_run(2.1), ("lean", 0): one_run(2.2)}
+    (found,) = evaluate(runs)
+    assert found.extra_steps is None
+    (row, _) = results([found], runs)
+    assert row["gap"] == {"value": pytest.approx(0.2), "low": None, "high": None}
+
+
+def test_a_gap_that_no_steps_would_close_has_no_end():
+    runs = {("exact", 0): one_run(2.0), ("longer", 0): one_run(2.0 - 1e-6), ("lean", 0): one_run(9.0)}
+    (found,) = evaluate(runs)
+    assert (found.extra_steps.low, found.extra_steps.value, found.extra_steps.high) == (-1, math.inf, math.inf)
 
 
 def test_exact_training_that_began_a_thousandth_off_is_exact_training():

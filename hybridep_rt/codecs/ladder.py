@@ -57,7 +57,8 @@ LADDER = (
     Rung("lean", _LEAN, 80, _SAFE),
     Rung("extreme", _EXTREME, 80, _SAFE),
 )
-"""From faithful to small. Coarse codecs cost most while weights move fast: the last three begin as `safe`."""
+"""From faithful to small. Coarse codecs cost most while weights move fast: the last three begin as `safe`, for as many
+steps as leave the mean of 2,000 under .35 and .25 bytes with `default` and `lean`."""
 
 EXACT = LADDER[0]
 

@@ -1,8 +1,8 @@
 """Levels in fewer bytes without loss: most of three levels with a wide dead zone are zero, and Huffman's code tells.
 
-Of what zstd does only that matters here, as codes never repeat: bytes that stand for five values get codes of 1 to 11
-bits. A wider dead zone and fewer bits leave a smaller error than a narrow one at as many bytes (entropy-constrained
-quantisation).
+Of what zstd does only that matters here, as what repeats is too short to pay: bytes that stand for five values get
+codes of 1 to 11 bits. A wider dead zone and fewer bits leave a smaller error than a narrow one at as many bytes
+(entropy-constrained quantisation).
 """
 
 from __future__ import annotations
