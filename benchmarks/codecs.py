@@ -34,7 +34,7 @@ SPECS = (
     *("bf16", "int8", "delta-1bit:t=2", "delta-1bit", "delta-1bit:predict=0.5", "delta-2bit"),
     *("delta-ternary:dead=1:predict=0.5:zstd=1", "delta-ternary:t=2:dead=1:predict=0.25:zstd=1"),
     *("delta-topk:keep=0.01", "1bit", "1bit:vs=16", "1bit:adapt=1", "2bit", "2bit:adapt=1"),
-    *("ternary", "ternary:dead=0.9:zstd=1", "4bit", "topk:keep=0.01"),
+    *("ternary", "ternary:sent=0.2", "4bit", "topk:keep=0.01"),
 )
 LIMITS = {"delta-1bit:t=2": (2.5, 1.0), "delta-topk:keep=0.01": (2.5, 1.0), "int8": (1.5, None)}
 """What encoding and decoding may take at most, in copies."""

@@ -27,7 +27,7 @@ PLANS = some_plans(LAYOUT, 5)
 LOSSY = Rung("lossy", Codecs("bf16", "delta-1bit:predict=0.5", "1bit:vs=2:adapt=1", dense="2bit"), warm_up_steps=2)
 FOLLOWED = Rung(
     "followed",
-    Codecs(weights="delta-ternary:dead=1:predict=0.5:zstd=1", gradients="ternary:zstd=1"),
+    Codecs(weights="delta-ternary:dead=1:predict=0.5:zstd=1", gradients="ternary"),
     warm_up_steps=2,
     warm_up=Codecs(weights="delta-2bit:predict=0.5", gradients="2bit:adapt=1"),
 )

@@ -26,7 +26,7 @@ GOLDEN = {
     "4bit": "b840113848f83be1",
     "2bit:t=2": "7d72e508e6f6b828",
     "1bit:vs=2": "2499d5b6e1599d6f",
-    "ternary": "0a2dd2e5dd016d83",
+    "ternary": "258acabf42ddbee6",
     "1bit:adapt=1": "26c433871207ff2d",
     "2bit:adapt=1:block=256": "d4e546073d01ba69",
     "topk:keep=0.1": "ba81eff566e4c04f",

@@ -20,27 +20,29 @@ from hybridep_rt.planner.plan import Layout, Plan
 from tests.fleet import run_fleet
 from topology import parse
 
-HIDDEN, FFN, EXPERTS, TOKENS = 128, 256, 8, 80
+HIDDEN, FFN, EXPERTS, TOKENS = 256, 512, 8, 80
 SITES = """
 cluster: t
 datacenters: {a: {workers: 2}, b: {workers: 1}, c: {workers: 1}, d: {workers: 2}}
 defaults: {link: {bandwidth: 100 Mbit/s, rtt: 10 ms}}
 """
-SETTLE, STEPS = 16, 4
-"""First steps of an optimizer are all as large, and take more bytes where those depend on the values."""
+SETTLE, STEPS = 60, 4
+"""First steps of an optimizer are all as large, and take more bytes where those depend on the values; strides need some
+gradients of about one size, as noise to be learnt has them."""
 
 
 def work(runtime, hidden=HIDDEN, ffn=FFN):
     """Bytes by destination over some steps, when streams have begun; the shape of the layer and the dense values."""
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(16, hidden), MoELayer(hidden, ffn, EXPERTS, EXPERTS, runtime=runtime))
-    optimizer = hybridep_rt.AdamW(model.parameters())
+    optimizer = hybridep_rt.AdamW(model.parameters(), lr=1e-5)
     runtime.attach(model, optimizer)
-    x = torch.randn(TOKENS, 16, generator=torch.Generator().manual_seed(runtime.rank))
+    generator = torch.Generator().manual_seed(runtime.rank)
 
     def step():
         optimizer.zero_grad()
-        model(x).square().mean().backward()
+        x, wanted = (torch.randn(TOKENS, size, generator=generator) for size in (16, hidden))
+        (model(x) - wanted).square().mean().backward()
         optimizer.step()
 
     for _ in range(SETTLE):

@@ -142,8 +142,8 @@ def _three_levels(chosen: dict[str, float]) -> Coder:
     from hybridep_rt.codecs.coders import LevelCoder
     from hybridep_rt.codecs.packed_levels import PackedLevels
 
-    predictor = {"rho": chosen["rho"], "gain": chosen["predict"]} if "predict" in chosen else {"adapts": True}
-    inner = LevelCoder(LevelCode(2, int(chosen["block"]), dead=chosen["dead"], **predictor), int(chosen["t"]))
+    code = LevelCode(2, int(chosen["block"]), rho=chosen["rho"], gain=chosen["predict"], dead=chosen["dead"])
+    inner = LevelCoder(code, int(chosen["t"]))
     return PackedLevels(inner) if chosen["zstd"] else inner
 
 
@@ -153,10 +153,16 @@ def _delta_ternary(chosen: dict[str, float], width: int) -> Codec:
     return Delta("delta-ternary", _three_levels(chosen), predict=chosen["predict"] > 0)
 
 
+def _paced(chosen: dict[str, float]) -> Coder:
+    from hybridep_rt.codecs.paced import PacedCoder
+
+    return PacedCoder(chosen["sent"])
+
+
 def _ternary(chosen: dict[str, float], width: int) -> Codec:
     from hybridep_rt.codecs.feedback import Feedback
 
-    return Feedback("ternary", _three_levels(chosen), adapts=True)
+    return Feedback("ternary", _paced(chosen), adapts=True)
 
 
 def _entries(chosen: dict[str, float]) -> Coder:
@@ -203,6 +209,7 @@ _THREE = {
     "block": Option(256, min(BLOCKS), max(BLOCKS)),
     "dead": Option(DEAD, 0.1, 3.0, whole=False),
     "zstd": Option(0, 0, 1),
+    **_PREDICTOR,
 }
 _COARSE = {"t": _PERIOD, "block": _BLOCK, "vs": Option(0, 0, 255), "beta": Option(0.95, 0.0, 0.9999, whole=False)}
 _ADAPTIVE = {**_COARSE, "adapt": Option(0, 0, 1)}
@@ -215,12 +222,12 @@ _CODECS: dict[str, _Entry] = {
     "fp8": _Entry(_scaled("fp8"), (TOKENS, TOKEN_GRADIENTS), {}),
     "delta-2bit": _Entry(_levels(2), (WEIGHTS,), _DELTA),
     "delta-1bit": _Entry(_levels(1), (WEIGHTS,), _DELTA),
-    "delta-ternary": _Entry(_delta_ternary, (WEIGHTS,), {**_THREE, **_PREDICTOR}, _three_levels),
+    "delta-ternary": _Entry(_delta_ternary, (WEIGHTS,), _THREE, _three_levels),
     "delta-topk": _Entry(_delta_topk, (WEIGHTS,), _KEEP, _entries),
     "sr": _Entry(_residual, (WEIGHTS,), {**_KEEP, "t_shared": Option(16, 1, 1 << 20)}, _entries),
     "4bit": _Entry(_coarse(4), _SUMMED, _COARSE),
     "2bit": _Entry(_coarse(2), _SUMMED, _ADAPTIVE),
-    "ternary": _Entry(_ternary, (GRADIENTS,), _THREE, _three_levels),
+    "ternary": _Entry(_ternary, (GRADIENTS,), {"sent": Option(0.12, 0.02, 0.4, whole=False)}, _paced),
     "1bit": _Entry(_coarse(1), _SUMMED, _ADAPTIVE),
     "topk": _Entry(_topk, _SUMMED, _KEEP, _entries),
 }

@@ -9,7 +9,17 @@ import numpy as np
 import torch
 
 from hybridep_rt.codecs import kernels
-from hybridep_rt.codecs.levels import CHUNK, GROUP, SAMPLE_RUN, TINY, LevelCode, fp8_values, log_thresholds
+from hybridep_rt.codecs.levels import (
+    CHUNK,
+    GROUP,
+    SAMPLE_RUN,
+    TINY,
+    TRIT_BYTES,
+    LevelCode,
+    Pace,
+    fp8_values,
+    log_thresholds,
+)
 from hybridep_rt.codecs.reference import Array, Coded, Floats, Octets, Positions
 from hybridep_rt.codecs.update import Update
 
@@ -107,7 +117,7 @@ def encode_adaptive(
 
     def run(source: Array, debt: Array, lengths: Array, real: int, first: int, last: int) -> None:
         kernels.encode_adaptive(
-            source, debt, lengths, real, code.levels.bits, code.levels.is_ternary, code.levels.magnitudes,
+            source, debt, lengths, real, code.levels.bits, code.levels.magnitudes,
             code.levels.thresholds, code.strides.grow, code.strides.shrink, even,
             scales[first:last], codes[first:last],
         )  # fmt: skip
@@ -128,14 +138,48 @@ def decode_adaptive(coded: Coded, into: torch.Tensor, strides: torch.Tensor, cod
 
     def run(found: Array, lengths: Array, real: int, first: int, last: int) -> None:
         kernels.decode_adaptive(
-            scales[first:last], codes[first:last], found, lengths, real, code.levels.bits, code.levels.is_ternary,
-            code.levels.magnitudes, code.strides.grow, code.strides.shrink, even,
+            scales[first:last], codes[first:last], found, lengths, real, code.levels.bits, code.levels.magnitudes,
+            code.strides.grow, code.strides.shrink, even,
         )  # fmt: skip
 
     run(_rows(found, CHUNK), _rows(lengths, CHUNK), CHUNK, 0, whole)
     if rest := len(found) % CHUNK:
         found_rest, rest_lengths = (_padded(array[whole * CHUNK :], CHUNK) for array in (found, lengths))
         run(found_rest, rest_lengths, rest, whole, whole + 1)
+        _restore(found_rest, found[whole * CHUNK :])
+        _restore(rest_lengths, lengths[whole * CHUNK :])
+
+
+def encode_paced(values: torch.Tensor, owed: torch.Tensor, strides: torch.Tensor, pace: Pace, out: Octets) -> bool:
+    """Code in three levels, see `reference.encode_paced`; `owed` and `strides` change. Whether all are finite."""
+    source, debt, lengths = values.numpy(), owed.numpy(), strides.numpy()
+    codes, whole = out.reshape(-1, TRIT_BYTES), len(source) // CHUNK
+
+    def run(source: Array, debt: Array, lengths: Array, first: int, last: int) -> bool:
+        return bool(kernels.encode_paced(source, debt, lengths, pace.grow, pace.shrink, pace.level, codes[first:last]))
+
+    finite = run(_rows(source, CHUNK), _rows(debt, CHUNK), _rows(lengths, CHUNK), 0, whole)
+    if len(source) % CHUNK:
+        padded, debt_rest = (_padded(array[whole * CHUNK :], CHUNK) for array in (source, debt))
+        rest_lengths = _strided(lengths[whole * CHUNK :])
+        finite &= run(padded, debt_rest, rest_lengths, whole, whole + 1)
+        _restore(debt_rest, debt[whole * CHUNK :])
+        _restore(rest_lengths, lengths[whole * CHUNK :])
+    return finite
+
+
+def decode_paced(packed: Octets, into: torch.Tensor, strides: torch.Tensor, pace: Pace) -> None:
+    """Overwrite `into` with the values of a code; changes `strides`."""
+    found, lengths = into.numpy(), strides.numpy()
+    codes, whole = packed.reshape(-1, TRIT_BYTES), len(found) // CHUNK
+
+    def run(found: Array, lengths: Array, first: int, last: int) -> None:
+        kernels.decode_paced(codes[first:last], found, lengths, pace.grow, pace.shrink, pace.level)
+
+    run(_rows(found, CHUNK), _rows(lengths, CHUNK), 0, whole)
+    if len(found) % CHUNK:
+        found_rest, rest_lengths = _padded(found[whole * CHUNK :], CHUNK), _strided(lengths[whole * CHUNK :])
+        run(found_rest, rest_lengths, whole, whole + 1)
         _restore(found_rest, found[whole * CHUNK :])
         _restore(rest_lengths, lengths[whole * CHUNK :])
 
@@ -263,6 +307,13 @@ def _padded(array: Array, width: int) -> Array:
     """[rows, width]: a copy with zeros at its end."""
     padded = np.zeros((-(-len(array) // width), width), array.dtype)
     padded.reshape(-1)[: len(array)] = array
+    return padded
+
+
+def _strided(strides: Array) -> Array:
+    """[1, CHUNK]: strides with ones at their end, so that zeros there are coded as zero."""
+    padded = np.ones((1, CHUNK), np.float32)
+    padded[0, : len(strides)] = strides
     return padded
 
 

@@ -17,6 +17,7 @@ from hybridep_rt.codecs.levels import (
     TRIT_BYTES,
     TRITS,
     LevelCode,
+    Pace,
     log_thresholds,
 )
 from hybridep_rt.codecs.reference import Array, Coded, Floats, Octets, Positions, sample
@@ -97,9 +98,7 @@ def encode_adaptive(
         mean_B = _ratio(total_B, reach_B)
         bound_B = mean_B * NORMAL_SPREAD * threshold
         index_BE += ~(size_BE < bound_B[:, None] * stride_BE)
-        index_BE = _never_nothing(index_BE, size_BE, mean_B[:, None] * stride_BE, code)
-        level_BE = torch.tensor(code.levels.magnitudes, device=x.device)[index_BE.int()] * stride_BE
-        total_B, reach_B = _lane_sum(torch.where(level_BE > 0, size_BE, 0)), _lane_sum(level_BE)
+        reach_B = _lane_sum(torch.tensor(code.levels.magnitudes, device=x.device)[index_BE.int()] * stride_BE)
     words_B = _to_bf16(_ratio(total_B, reach_B))
     code_BE = torch.signbit(x_BE).to(torch.uint8) << (code.bits - 1) | index_BE
     _to_host(words_B, out.scales.view(np.int16))
@@ -112,6 +111,21 @@ def decode_adaptive(coded: Coded, into: torch.Tensor, strides: torch.Tensor, cod
     """Overwrite `into` with the values of a code; changes `strides`."""
     code_BE = _unpacked(coded.codes, into.device, code)
     into.copy_(_stride(_from_host(coded.scales.view(np.int16), into.device), code_BE, strides, code, even))
+
+
+def encode_paced(values: torch.Tensor, owed: torch.Tensor, strides: torch.Tensor, pace: Pace, out: Octets) -> bool:
+    """Code in three levels, see `reference.encode_paced`; `owed` and `strides` change. Whether all are finite."""
+    x = values + owed
+    reached = ~(x.abs() < strides)
+    code = torch.where(reached, 1 + 2 * torch.signbit(x).to(torch.uint8), 0)
+    _to_host(_pack_trits(F.pad(code, (0, -len(x) % CHUNK))), out)
+    owed.copy_(x - _paced(code, strides, pace))
+    return bool(x.isfinite().all())
+
+
+def decode_paced(packed: Octets, into: torch.Tensor, strides: torch.Tensor, pace: Pace) -> None:
+    """Overwrite `into` with the values of a code; changes `strides`."""
+    into.copy_(_paced(_unpack_trits(_from_host(packed, into.device))[: len(into)], strides, pace))
 
 
 def encode_scaled(values: torch.Tensor, block: int, fp8: bool, out: Coded) -> None:
@@ -223,6 +237,14 @@ def _stride(
         stride_BE = even_BE.clamp(STRIDE_LEAST, STRIDE_MOST)
     strides.copy_((stride_BE * sign_BE).view(-1)[:elements])
     return decoded.view(-1)[:elements]
+
+
+def _paced(code: torch.Tensor, strides: torch.Tensor, pace: Pace) -> torch.Tensor:
+    """Decoded values in strides, which are changed."""
+    reached, sign = code > 0, torch.where(code > 1, -1.0, 1.0)
+    decoded = torch.where(reached, float(pace.level) * strides * sign, 0)
+    strides *= torch.where(reached, float(pace.grow), float(pace.shrink))
+    return decoded
 
 
 def _ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:

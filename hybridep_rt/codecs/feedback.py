@@ -104,7 +104,7 @@ class Feedback:
         What it owes is another matter: see `Outgoing`.
         """
         if self._adapts and isinstance(before, Feedback) and before._strides is not None:
-            self._strides = before._strides
+            self._strides = before._strides.abs()
 
     def _strides_like(self, like: torch.Tensor) -> torch.Tensor | None:
         """The strides that the next payload is coded in, if there are any."""

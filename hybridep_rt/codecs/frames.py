@@ -28,6 +28,7 @@ class Kind(IntEnum):
     SCALED = 4
     PACKED = 5
     PACKED_LEVELS = 6
+    PACED = 7
 
 
 class Header(NamedTuple):

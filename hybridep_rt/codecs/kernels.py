@@ -505,10 +505,7 @@ def _reach(size: Any, b: int, bound: Any, low: Any, high: Any, stride: Any, inde
 def _adaptive_scales(
     size: Any, level: Any, index: Any, stride: Any, magnitudes: Any, thresholds: Any, scale: Any
 ) -> None:
-    """The scale that makes levels as large as values; `level` becomes magnitudes times strides, `index` theirs.
-
-    `size` becomes 0 where the level is.
-    """
+    """The scale that makes levels as large as values; `level` becomes magnitudes times strides, `index` theirs."""
     blocks, block = size.shape
     for b in range(blocks):
         total, reach = lane_sum(size, b), lane_sum(stride, b)
@@ -517,12 +514,6 @@ def _adaptive_scales(
             low, high = magnitudes[0], magnitudes[1]
             _reach(size, b, value * _SPREAD * thresholds[0], low, high, stride, index, level)
             reach = lane_sum(level, b)
-            if low == 0 and reach == 0:
-                _reach(size, b, value * _FALLBACK, low, high, stride, index, level)
-                reach = lane_sum(level, b)
-            for i in range(block):
-                size[b, i] = size[b, i] if level[b, i] > 0 else np.float32(0)
-            total = lane_sum(size, b)
             value = total / reach if reach > 0 else np.float32(0)
         for i in range(block):
             scale[b, i] = value
@@ -535,7 +526,6 @@ def encode_adaptive(
     strides: Any,
     real: int,
     bits: int,
-    three: bool,
     magnitudes: Any,
     thresholds: Any,
     grow: Any,
@@ -552,8 +542,6 @@ def encode_adaptive(
     x_bits = x.view(np.int32)
     size_B, level_B, stride_B = size.reshape(shape), level.reshape(shape), stride.reshape(shape)
     index_B, scale_B, scale_bits_B = index.reshape(shape), scale.reshape(shape), scale.view(np.int32).reshape(shape)
-    rest = np.empty(TRIT_BYTES, np.int32)
-    signs_of_zero = np.int32(0) if three else np.int32(1)
     for row in range(len(values)):
         for i in range(CHUNK):
             x[i] = values[row, i] + owed[row, i]
@@ -572,14 +560,11 @@ def encode_adaptive(
         else:
             for i in range(CHUNK):
                 reached = index[i]
-                negative = (x_bits[i] >> 31) & (reached | signs_of_zero)
+                negative = (x_bits[i] >> 31) & 1
                 owed[row, i] = x[i] - level[i] * scale[i] * _sign(negative)
                 strides[row, i] = stride[i] * (grow if reached == 1 else shrink) * _sign(negative)
                 index[i] = reached | (negative << np.int32(1))
-            if three:
-                _pack_trits(index, rest, codes, row)
-            else:
-                _pack(index, 2, codes, row)
+            _pack(index, 2, codes, row)
         if even:
             _even_out(strides, row, real, stride, stride_B)
         if spoilt:
@@ -596,7 +581,6 @@ def decode_adaptive(
     strides: Any,
     real: int,
     bits: int,
-    three: bool,
     magnitudes: Any,
     grow: Any,
     shrink: Any,
@@ -605,7 +589,7 @@ def decode_adaptive(
     """Changes `into` and `strides`, in rows of a chunk, of each of which the first `real` values count."""
     shape = (scales.shape[1], CHUNK // scales.shape[1])
     scale, stride = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    index, rest = np.empty(CHUNK, np.int32), np.empty(TRIT_BYTES, np.int32)
+    index = np.empty(CHUNK, np.int32)
     scale_bits_B, stride_B = scale.view(np.int32).reshape(shape), stride.reshape(shape)
     low, high = magnitudes[0], magnitudes[len(magnitudes) - 1]
     for row in range(len(into)):
@@ -618,10 +602,7 @@ def decode_adaptive(
                 same = index[i] == np.int32(before < 0)
                 strides[row, i] = abs(before) * (grow if same else shrink) * _sign(index[i])
         else:
-            if three:
-                _unpack_trits(codes, row, rest, index)
-            else:
-                _unpack(codes, row, 2, index)
+            _unpack(codes, row, 2, index)
             for i in range(CHUNK):
                 before, reached = abs(strides[row, i]), index[i] & 1
                 sign = _sign(index[i] >> np.int32(1))
@@ -629,6 +610,41 @@ def decode_adaptive(
                 strides[row, i] = before * (grow if reached == 1 else shrink) * sign
         if even:
             _even_out(strides, row, real, stride, stride_B)
+
+
+@_compiled
+def encode_paced(values: Any, owed: Any, strides: Any, grow: Any, shrink: Any, level: Any, codes: Any) -> bool:
+    """Changes `owed` and `strides`, in rows of a chunk. Whether all values are finite."""
+    x, index, rest = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.int32), np.empty(TRIT_BYTES, np.int32)
+    x_bits = x.view(np.int32)
+    infinite = np.int32(0)
+    for row in range(len(values)):
+        for i in range(CHUNK):
+            x[i] = values[row, i] + owed[row, i]
+        for i in range(CHUNK):
+            stride = strides[row, i]
+            reached = np.int32(not (abs(x[i]) < stride))
+            negative = (x_bits[i] >> 31) & reached
+            infinite |= np.int32((x_bits[i] & np.int32(0x7F800000)) == np.int32(0x7F800000))
+            decoded = level * stride * _sign(negative)
+            owed[row, i] = x[i] - (decoded if reached == 1 else np.float32(0))
+            strides[row, i] = stride * (grow if reached == 1 else shrink)
+            index[i] = reached | (negative << np.int32(1))
+        _pack_trits(index, rest, codes, row)
+    return bool(infinite == 0)
+
+
+@_compiled
+def decode_paced(codes: Any, into: Any, strides: Any, grow: Any, shrink: Any, level: Any) -> None:
+    """Changes `into` and `strides`, in rows of a chunk."""
+    index, rest = np.empty(CHUNK, np.int32), np.empty(TRIT_BYTES, np.int32)
+    for row in range(len(into)):
+        _unpack_trits(codes, row, rest, index)
+        for i in range(CHUNK):
+            stride, reached = strides[row, i], index[i] & 1
+            decoded = level * stride * _sign(index[i] >> np.int32(1))
+            into[row, i] = decoded if reached == 1 else np.float32(0)
+            strides[row, i] = stride * (grow if reached == 1 else shrink)
 
 
 @_compiled

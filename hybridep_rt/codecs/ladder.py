@@ -46,16 +46,16 @@ class Rung:
 
 
 _SAFE = Codecs("bf16", "delta-2bit:predict=0.5:block=256", "2bit:adapt=1:block=256")
-_DEFAULT = Codecs("int8", "delta-ternary:dead=1.1:predict=0.5:zstd=1", "ternary:dead=0.95:zstd=1")
-_LEAN = Codecs("int8", "delta-ternary:dead=1.2:predict=0.5:zstd=1", "ternary:dead=1.6:zstd=1")
-_EXTREME = Codecs("int8", "delta-ternary:t=2:dead=1.2:predict=0.25:zstd=1", "ternary:dead=1.8:zstd=1")
+_DEFAULT = Codecs("int8", "delta-ternary:dead=1.1:predict=0.5:zstd=1", "ternary:sent=0.25")
+_LEAN = Codecs("int8", "delta-ternary:dead=1.2:predict=0.5:zstd=1", "ternary:sent=0.1")
+_EXTREME = Codecs("int8", "delta-ternary:t=2:dead=1.2:predict=0.25:zstd=1", "ternary:sent=0.07")
 
 LADDER = (
     Rung("exact", _LOSSLESS, 0),
     Rung("safe", _SAFE, 0),
-    Rung("default", _DEFAULT, 200, _SAFE),
-    Rung("lean", _LEAN, 80, _SAFE),
-    Rung("extreme", _EXTREME, 80, _SAFE),
+    Rung("default", _DEFAULT, 500, _SAFE),
+    Rung("lean", _LEAN, 160, _SAFE),
+    Rung("extreme", _EXTREME, 160, _SAFE),
 )
 """From faithful to small. Coarse codecs cost most while weights move fast: the last three begin as `safe`, for as many
 steps as leave the mean of 2,000 under .35 and .25 bytes with `default` and `lean`."""

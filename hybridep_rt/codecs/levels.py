@@ -107,7 +107,6 @@ class Strides:
 
 
 ONE_LEVEL = Strides(np.float32(2**0.125), np.float32(2**-0.0625))
-THREE_LEVELS = Strides(np.float32(2**0.1), np.float32(2**-0.1))
 FOUR_LEVELS = Strides(np.float32(2**0.2), np.float32(2**-0.08))
 """Chosen on recorded gradients of a small language model's experts."""
 
@@ -117,6 +116,36 @@ STRIDE_LEAST = 1 / STRIDE_MOST
 
 NORMAL_SPREAD = 1.2533141
 """Root mean square of normal values in units of their mean magnitude."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a value's own stride follows the values, so that over time a part `sent` of its codes isn't zero.
+
+    A value whose magnitude reaches its stride is coded as `level` strides, with its sign, and another as zero; then its
+    stride grows, or shrinks. That is even, whatever the values' distribution, where a part `sent` reach theirs
+    (stochastic approximation of a quantile, after Robbins and Monro). `level`: the mean of what reaches a stride, in
+    strides, as it was for gradients of a small language model's experts with what they are owed; a larger or smaller
+    one would leave Adam's second moment too large or too small.
+    """
+
+    grow: np.float32
+    shrink: np.float32
+    level: np.float32
+
+
+_PACE_OCTAVES = 0.2
+
+
+@cache
+def pace(sent: float) -> Pace:
+    """For the part that is to be sent, .02 to .4."""
+    grow, shrink = _PACE_OCTAVES * (1 - sent), -_PACE_OCTAVES * sent
+    return Pace(np.float32(2**grow), np.float32(2**shrink), np.float32(1.1 + 1.72 * sent))
+
+
+STRIDE_RANGE = 4096.0
+"""No stride stays further than that below the tensor's largest: a value that wakes up is soon followed."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +168,7 @@ class LevelCode:
     @property
     def strides(self) -> Strides:
         """Of an adaptive code."""
-        return THREE_LEVELS if self.dead else FOUR_LEVELS if self.bits > 1 else ONE_LEVEL
+        return FOUR_LEVELS if self.bits > 1 else ONE_LEVEL
 
     @property
     def levels(self) -> Levels:

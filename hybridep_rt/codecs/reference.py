@@ -25,6 +25,7 @@ from hybridep_rt.codecs.levels import (
     TRIT_BYTES,
     TRITS,
     Levels,
+    Pace,
     Strides,
     fp8_magnitudes,
     fp8_values,
@@ -140,8 +141,8 @@ def encode_adaptive(
 ) -> tuple[Coded, Floats, Floats]:
     """Code `values + owed` in levels of 1 or 2 bits that are in units of each value's stride.
 
-    A scale makes the sum of the levels' magnitudes that of the values which aren't coded as 0. Returns the code, what
-    is owed after it and the strides, whose sign is that of the last code. `even`: their blocks' means become 1.
+    A scale makes the sum of the levels' magnitudes that of the values. Returns the code, what is owed after it and the
+    strides, whose sign is that of the last code. `even`: their blocks' means become 1.
     """
     x = values + owed
     size_B, stride_B = _blocks(np.abs(x), block), _blocks(np.abs(strides), block)
@@ -151,9 +152,7 @@ def encode_adaptive(
         mean = _ratio(total, reach)
         bound = mean * np.float32(NORMAL_SPREAD) * levels.thresholds[0]
         index += ~(size_B < bound[:, None] * stride_B)
-        index = _never_nothing(index, size_B, mean[:, None] * stride_B, levels)
-        level_B = levels.magnitudes[index] * stride_B
-        total, reach = lane_sum(np.where(level_B > 0, size_B, np.float32(0))), lane_sum(level_B)
+        reach = lane_sum(levels.magnitudes[index] * stride_B)
     scales = to_bf16(_ratio(total, reach))
     negative = _blocks(np.signbit(x).astype(np.uint8), block)
     coded = Coded(scales, _packed(np.asarray(negative << (levels.bits - 1) | index, np.uint8), levels))
@@ -178,6 +177,27 @@ def decode_adaptive(
         even_B = np.divide(stride_B, mean, out=np.zeros_like(stride_B), where=mean > 0)
         stride_B = np.clip(even_B, np.float32(STRIDE_LEAST), np.float32(STRIDE_MOST))
     return decoded.reshape(-1)[:elements], (stride_B * signs).reshape(-1)[:elements]
+
+
+def encode_paced(values: Floats, owed: Floats, strides: Floats, *, pace: Pace) -> tuple[Octets, Floats, Floats]:
+    """Code `values + owed` in three levels, of which zero is what doesn't reach a value's stride.
+
+    Returns the codes as `pack_trits` packs them, what is owed after it, and the strides.
+    """
+    x = values + owed
+    reached = ~(np.abs(x) < strides)
+    codes = np.where(reached, 1 + 2 * np.signbit(x), 0).astype(np.uint8)
+    packed = pack_trits(np.pad(codes, (0, -len(x) % CHUNK)))
+    decoded, strides = decode_paced(packed, strides, pace=pace)
+    return packed, x - decoded, strides
+
+
+def decode_paced(packed: Octets, strides: Floats, *, pace: Pace) -> tuple[Floats, Floats]:
+    """The values of a code, and the strides after it."""
+    codes = unpack_trits(packed)[: len(strides)]
+    reached, sign = codes > 0, np.where(codes > 1, np.float32(-1), np.float32(1))
+    decoded = np.where(reached, pace.level * strides * sign, np.float32(0))
+    return decoded, strides * np.where(reached, pace.grow, pace.shrink)
 
 
 def pack(codes: Octets, bits: int) -> Octets:
