@@ -20,7 +20,8 @@ from hybridep_rt.planner.search import Found, search
 
 def with_rung(work: Workload, rung: Rung) -> Workload:
     """The work in a rung's codecs. Weights and gradients are float32 before they are coded, as in the runtime."""
-    sizes: dict[str, Any] = wire_bytes(rung.codecs, torch.float32, work.layers[0].hidden)
+    shape = work.layers[0]
+    sizes: dict[str, Any] = wire_bytes(rung.codecs, torch.float32, shape.hidden, shape.ffn)
     return replace(work, **sizes | HeldBytes.of_rung(rung, torch.float32).workload_bytes(work.copy_bytes))
 
 

@@ -85,10 +85,11 @@ def plan(
     given = {name: value for name, value in numbers.items() if value is not None}
     try:
         read = load(topology)
-        hidden = given.get("hidden") or (load_model(workload).shape.hidden if workload else 1)
+        shape = load_model(workload).shape if workload else None
+        sizes = (given.get(name) or (getattr(shape, name) if shape else 1) for name in ("hidden", "ffn"))
         if codec and rungs:
             raise ConfigError("--codec names the rung, --codecs those to choose from: give one of them")
-        given = _coded("" if rungs else codec or read.codec, hidden) | given
+        given = _coded("" if rungs else codec or read.codec, *sizes) | given
         if workload is not None:
             wish = Wish(workload, spec, memory_gb, routing, tflops, calibration, rungs, given)
             print_report(wish, read, model, as_json=as_json, output=output, plot=plot)
@@ -106,7 +107,7 @@ class _Refused(click.ClickException):
     exit_code = 2
 
 
-def _coded(codec: str, hidden: int) -> dict[str, float]:
+def _coded(codec: str, hidden: int, ffn: int) -> dict[str, float]:
     """What a rung takes of a float32 model, on the wire and in memory."""
     if not codec:
         return {}
@@ -115,7 +116,8 @@ def _coded(codec: str, hidden: int) -> dict[str, float]:
     from hybridep_rt.codecs.sizes import HeldBytes, wire_bytes
 
     rung = parse_rung(codec)
-    return wire_bytes(rung.codecs, torch.float32, hidden) | HeldBytes.of_rung(rung, torch.float32).workload_bytes(8.0)
+    memory = HeldBytes.of_rung(rung, torch.float32).workload_bytes(8.0)
+    return wire_bytes(rung.codecs, torch.float32, hidden, ffn) | memory
 
 
 def _complete(given: dict[str, Any]) -> dict[str, Any]:

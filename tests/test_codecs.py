@@ -206,7 +206,7 @@ def test_packed_levels_of_normal_values_take_what_the_planner_counts(dead):
     sender = make_codec(spec)
     sender.encode(torch.zeros(elements))
     payload = sender.encode(torch.randn(elements, generator=torch.Generator().manual_seed(0)))
-    assert memoryview(payload).nbytes == pytest.approx(bytes_per_element(spec, torch.float32) * elements, rel=0.03)
+    assert memoryview(payload).nbytes == pytest.approx(bytes_per_element(spec, torch.float32) * elements, rel=0.05)
 
 
 @pytest.mark.parametrize("sent", [0.07, 0.12, 0.3])
@@ -268,7 +268,7 @@ def test_options_are_checked(spec, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "both_ways"), [("exact", 8), ("safe", 0.516), ("default", 0.2879), ("lean", 0.2178), ("extreme", 0.1368)]
+    ("name", "both_ways"), [("exact", 8), ("safe", 0.516), ("default", 0.2909), ("lean", 0.2206), ("extreme", 0.1382)]
 )
 def test_the_ladder_s_bytes(name, both_ways):
     codecs = rung(name).codecs

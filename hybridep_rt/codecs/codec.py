@@ -257,13 +257,12 @@ def names_for(kind: str) -> tuple[str, ...]:
     return tuple(name for name, entry in _CODECS.items() if kind in entry.kinds)
 
 
-def bytes_per_element(spec: str, dtype: torch.dtype, *, width: int = BLOCK) -> float:
-    """Bytes on the wire per value of a large tensor, between key frames: what the planner counts.
+def bytes_per_element(spec: str, dtype: torch.dtype, *, width: int = BLOCK, elements: int = 2**20) -> float:
+    """Bytes on the wire per value of a tensor of so many, between key frames: what the planner counts.
 
     Exact, but for codecs that choose entries or pack levels, where it is what many payloads take on average, and for
     values packed by zstd, where what it saves isn't known beforehand and isn't counted.
     """
-    elements = 2**20
     entry, chosen = _parse(spec)
     if entry.coder is not None:
         return entry.coder(chosen).expected_bytes(elements) / elements

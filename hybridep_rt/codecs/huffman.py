@@ -20,6 +20,8 @@ from hybridep_rt.codecs.reference import Octets, pack_trits
 from hybridep_rt.errors import CodecError
 
 _SAMPLE = 1 << 18
+_TABLE = 85
+"""About what zstd takes to say which byte has which code; little of a large tensor."""
 
 Made = TypeVar("Made")
 _of_thread = threading.local()
@@ -55,9 +57,13 @@ def scratch(size: int) -> Octets:
     return held[:size]
 
 
+def expected(codes: int, sent: float) -> float:
+    """Bytes that packing leaves of so many, of three levels of which a part `sent`, here and there, isn't zero."""
+    return codes * _share(sent) + _TABLE
+
+
 @cache
-def packed_share(sent: float) -> float:
-    """Of the codes of three levels of which a part `sent`, here and there, isn't zero: what packing leaves."""
+def _share(sent: float) -> float:
     chance = np.random.default_rng(0).random(_SAMPLE)
     plain = pack_trits(np.where(chance < sent / 2, 1, np.where(chance < sent, 3, 0)).astype(np.uint8))
     return len(pack(plain)) / len(plain)

@@ -46,7 +46,7 @@ class PacedCoder:
 
     def expected_bytes(self, elements: int) -> float:
         """The mean: strides see to it that a part `sent` is."""
-        return _HEAD.size + _code_bytes(elements) * huffman.packed_share(self.sent)
+        return _HEAD.size + huffman.expected(_code_bytes(elements), self.sent)
 
     def measure(self, body: memoryview, elements: int) -> int:
         """From the size that a body begins with."""

@@ -16,8 +16,10 @@ _FLOAT32_BYTES = 4
 _FED_BACK = ("4bit", "2bit", "ternary", "1bit", "topk")
 
 
-def wire_bytes(codecs: Codecs, dtype: torch.dtype, hidden: int) -> dict[str, float]:
-    """Between key frames and after a warm-up, by the names of the planner's `Workload`. `hidden`: width of a token.
+def wire_bytes(codecs: Codecs, dtype: torch.dtype, hidden: int, ffn: int) -> dict[str, float]:
+    """Between key frames and after a warm-up, by the names of the planner's `Workload`.
+
+    `hidden`: width of a token; times `ffn`, an expert's inner width: values of each of its tensors.
 
     Tokens and their gradients cross equally often, so that their mean counts. The mean of a layer's experts that `sr`
     sums every so often is left out.
@@ -25,8 +27,8 @@ def wire_bytes(codecs: Codecs, dtype: torch.dtype, hidden: int) -> dict[str, flo
     ways = (codecs.tokens, codecs.backward_tokens)
     return {
         "token_bytes": sum(bytes_per_element(way, dtype, width=hidden) for way in ways) / len(ways),
-        "weight_bytes": bytes_per_element(codecs.weights, dtype),
-        "gradient_bytes": bytes_per_element(codecs.gradients, dtype),
+        "weight_bytes": bytes_per_element(codecs.weights, dtype, elements=hidden * ffn),
+        "gradient_bytes": bytes_per_element(codecs.gradients, dtype, elements=hidden * ffn),
     }
 
 

@@ -180,7 +180,7 @@ class TopologyPlan:
             tokens_per_worker_per_step=load.tokens_per_step or 0,
             micro_batches=load.micro_batches,
             token_chunks=self.chunks,
-            **wire_bytes(load.rung.codecs, load.dtype, shapes[0].hidden),
+            **wire_bytes(load.rung.codecs, load.dtype, shapes[0].hidden, shapes[0].ffn),
             **HeldBytes.of_rung(load.rung, load.dtype).workload_bytes(2.0 * load.dtype.itemsize),
         )
 
