@@ -33,6 +33,12 @@ def most(codes: int) -> int:
     return codes + (codes >> 8) + 128
 
 
+def check_packed(packed: int, codes: int) -> None:
+    """Raises CodecError for a frame of more bytes than that many bytes of codes can take."""
+    if packed > most(codes):
+        raise CodecError(f"{packed} bytes of packed codes, where {codes} bytes of them take at most {most(codes)}")
+
+
 def pack(codes: Octets) -> bytes:
     """One zstd frame."""
     return _mine(_compressor).compress(codes.data)

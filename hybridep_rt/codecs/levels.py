@@ -135,8 +135,7 @@ class Pace:
 
 
 _PACE_OCTAVES = 0.2
-"""From a stride after a code that isn't zero to one after zero. More wanders, less follows late: on recorded gradients
-anything from .1 to .4 owes about as much."""
+"""From a stride after a code that isn't zero to one after zero. More wanders, less follows late."""
 
 
 @cache

@@ -53,8 +53,7 @@ class PacedCoder:
         if body.nbytes < _HEAD.size:
             raise CodecError(f"{body.nbytes} bytes where a size and a factor need {_HEAD.size}")
         packed, _ = _HEAD.unpack_from(body)
-        if packed > (most := huffman.most(_code_bytes(elements))):
-            raise CodecError(f"{packed} bytes of codes, where those of {elements} values take at most {most}")
+        huffman.check_packed(packed, _code_bytes(elements))
         return int(_HEAD.size + packed)
 
     def encode(

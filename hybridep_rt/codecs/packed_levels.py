@@ -51,8 +51,7 @@ class PackedLevels:
             raise CodecError(f"{body.nbytes} bytes where a size needs {_SIZE.size}")
         (packed,) = _SIZE.unpack_from(body)
         scales, codes = self.inner.parts(elements)
-        if packed > (most := huffman.most(codes)):
-            raise CodecError(f"{packed} bytes of codes, where those of {elements} values take at most {most}")
+        huffman.check_packed(packed, codes)
         return int(_SIZE.size + scales + packed)
 
     def encode(
